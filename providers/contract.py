@@ -1,0 +1,177 @@
+"""The provider contract, on one page.
+
+A provider claims nodes, compiles units and is called with arrays. The simplest form is three methods:
+
+    class MyProvider(Provider):
+        def claim(self, graph):
+            return [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]
+        def compile(self, unit):
+            return lambda inputs: [numpy.maximum(inputs[0], 0)]
+
+It lives in a worker process of its own, is made there without arguments, and is called from one thread, never
+concurrently. Everything else on this page is optional.
+
+What is what: a **Graph** is what a provider is asked about; a **Node** has `op_type`, `domain` ('' is ai.onnx), `opset`,
+`name`, `attributes` (decoded: int, float, str, lists, read-only arrays, Graphs for bodies), `inputs` and `outputs`; those
+are **Values** with `name`, `dtype` (ONNX name in lower case, `'undefined'` for an omitted optional input, which keeps its
+position), `shape` (tuple of int, str or None; None for unknown rank) and `constant`. `graph.constants` and
+`unit.constants` map names to read-only arrays, read from shared memory when asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import numpy as np
+
+from outrider.providers.wire.graph import Graph, Node, Shape, TensorRef, Value
+from outrider.shm.errors import OutriderError
+
+__all__ = [
+    "Claim", "Context", "Decline", "Graph", "KernelError", "Node", "Program", "Provider", "ProviderContractError",
+    "ProviderUnavailableError", "ClaimBrokenError", "Run", "Shape", "TensorRef", "Unit", "Value",
+]  # fmt: skip
+
+
+class Claim:
+    """An indivisible offer for a set of nodes of the graph that was shown; `nodes` are Node objects of it."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = tuple(nodes)
+
+    def __repr__(self) -> str:
+        return f"Claim([{', '.join(node.name for node in self.nodes)}])"
+
+
+class Decline:
+    """A reasoned refusal of one node. A node that is neither claimed nor declined counts as 'not claimed'."""
+
+    __slots__ = ("node", "reason")
+
+    def __init__(self, node: Node, reason: str) -> None:
+        self.node = node
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"Decline({self.node.name}, {self.reason!r})"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What `setup` is told. `device`: index, 0 where the kind has none. `threads`: how many CPU threads to use."""
+
+    options: Mapping[str, Any]
+    device: int
+    threads: int
+    logger: logging.Logger
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one call of `compile` gets: one claim, or neighbouring claims of a provider with `merge = True`.
+
+    `nodes` are the claimed nodes in topological order, `inputs` the values that arrive in a run (positions fixed),
+    `outputs` those that must be returned, `constants` every constant that a node or body reads, `constant_nodes` the
+    nodes made of constants only that this unit computes for itself, once, in `compile` (only with `merge = True`).
+    `optimization` is 'none' (as written), 'basic' (bit-equal) or 'all' (within tolerance).
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    constants: Mapping[str, np.ndarray]
+    constant_nodes: tuple[Node, ...] = ()
+    optimization: str = "all"
+    opsets: Mapping[str, int] = field(default_factory=dict)
+
+    def lowered(self) -> tuple[Node, ...]:
+        """The unit's nodes in opset-21 form, in order."""
+        return tuple(step for node in self.nodes for step in node.steps())
+
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+Place = Callable[[int, str, tuple[int, ...]], np.ndarray]
+
+
+class Program:
+    """The optional, faster result of `compile`: a unit that is bound to the places of its values.
+
+    The worker calls `bind` once for each combination of places that occurs and keeps a bounded number of results, so a
+    run looks nothing up and outputs are written where their consumers read them.
+    """
+
+    def bind(self, inputs: Sequence[Any], place: Place) -> Run:
+        """Prepare for these inputs and return the callable that runs the unit.
+
+        `inputs`: one item per unit input: a read-only array whose address stays while its contents change from run to
+        run, or None for an omitted one. Lists, dicts and object arrays (sequences, maps, strings) are given as
+        they are in the present run, and the callable must take those from its argument instead.
+        `place(i, dtype, shape)`: call it now for each output whose dtype and shape are known now, once; it returns the
+        writable C-contiguous array that the callable fills. It raises OutOfMemoryError when there is no room.
+        The callable gets the inputs of the run (the same arrays) and returns one item per output: None for
+        a placed one, else the value.
+        """
+        raise NotImplementedError
+
+
+class Provider:
+    """Base class of providers. See the page above; class attributes are the options of the contract.
+
+    `merge`: neighbouring claims come as one unit. `per_signature`: `compile`'s callable serves only the shapes it was
+    compiled for, and `compile` is called again, with concrete shapes in `unit.inputs`, for each new signature.
+    `accepts`: dtypes it can be handed, None for all.
+    """
+
+    merge: bool = False
+    per_signature: bool = False
+    accepts: frozenset[str] | None = None
+
+    def setup(self, context: Context) -> None:
+        """Called once, before anything else. Raise to refuse to start; the message reaches the user."""
+
+    def claim(self, graph: Graph) -> list[Union[Claim, Decline]]:
+        """Which nodes of `graph` this provider takes. Must not depend on earlier calls."""
+        raise NotImplementedError
+
+    def compile(self, unit: Unit) -> Union[Run, Program]:
+        """Make a unit runnable. Raise to take the claim back; the reason reaches the user."""
+        raise NotImplementedError
+
+    def unload(self, compiled: Union[Run, Program]) -> None:
+        """A compiled unit will not be called again."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters of this provider, plain data, shown under `stats()['providers'][name]`."""
+        return {}
+
+    def close(self) -> None:
+        """The worker stops. Not called when it is killed."""
+
+
+class KernelError(OutriderError, RuntimeError):
+    """A kernel raised while its unit ran. The worker lives on; the next run may succeed."""
+
+    _fields = ("provider", "node", "op", "opset", "inputs", "cause", "remote_traceback")
+
+
+class ProviderContractError(OutriderError, RuntimeError):
+    """A provider broke its contract: wrong count, dtype, rank or value of outputs, or a claim it may not make."""
+
+    _fields = ("provider", "node", "expected", "got")
+
+
+class ProviderUnavailableError(OutriderError, RuntimeError):
+    """A provider does not start, or may not be started now."""
+
+    _fields = ("provider", "reason")
+
+
+class ClaimBrokenError(OutriderError, RuntimeError):
+    """A provider claimed nodes and then could not compile them."""
+
+    _fields = ("provider", "nodes", "reason", "remote_traceback")

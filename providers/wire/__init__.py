@@ -1,0 +1,1 @@
+"""What crosses between coordinator and workers: dtypes, the plain graph, values, messages."""

@@ -1,0 +1,1 @@
+"""The coordinator: session, model, lowering, placement, planning, supervision."""

@@ -1,0 +1,1 @@
+"""Memory and signals that cross processes. Knows nothing of ONNX."""

@@ -1,0 +1,64 @@
+"""The root of all errors, and those of memory.
+
+Every error carries its facts as attributes: a class lists them in `_fields`, the constructor takes the message and the
+fields by keyword. That is also what pickles and what crosses processes (`to_fields`, `from_fields`), so nothing of the
+story is lost on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class OutriderError(Exception):
+    """Root of Outrider's errors. `message` says what happened, to what, why, and what to do."""
+
+    _fields: tuple[str, ...] = ()
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        unknown = set(fields) - set(self._fields)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        for name in self._fields:
+            setattr(self, name, fields.get(name))
+
+    def __str__(self) -> str:
+        # KeyError and OSError among the built-in bases would show repr() or an errno.
+        return self.message
+
+    def fields(self) -> dict[str, Any]:
+        """The facts this error carries, by name."""
+        return {name: getattr(self, name) for name in self._fields}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.fields())
+
+
+def _rebuild(kind: type[OutriderError], message: str, fields: dict[str, Any]) -> OutriderError:
+    return kind(message, **fields)
+
+
+class OutOfMemoryError(OutriderError, MemoryError):
+    """Memory is short. Nothing was touched: `value` asked for `asked` bytes where `available` bytes were left."""
+
+    _fields = ("value", "asked", "available")
+
+
+class LayoutError(OutriderError, ValueError):
+    """A layout or reference read from another process is malformed: out of bounds, misaligned, or wrong in size."""
+
+    _fields = ("what", "segment", "offset", "nbytes", "limit")
+
+
+class DescriptorError(OutriderError, RuntimeError):
+    """A descriptor that a message names never arrived, or arrived twice."""
+
+    _fields = ("descriptor",)
+
+
+class ChannelClosedError(OutriderError, ConnectionError):
+    """The other end of a descriptor channel is gone."""
+
+    _fields = ()

@@ -1,0 +1,1 @@
+"""Tools show: the `outrider` command line, benchmarks, checks."""
