@@ -26,8 +26,8 @@ __all__ = [
     "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError", "OutOfMemoryError",
     "OutputNotFoundError", "OutriderError", "PinDeclinedError", "ProtocolMismatchError", "ProviderContractError",
     "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
-    "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "UnknownOptionError", "UnsupportedOpError",
-    "UnsupportedOptionError", "WorkerDiedError",
+    "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "UnknownOptionError", "UnknownProviderError",
+    "UnsupportedOpError", "UnsupportedOptionError", "WorkerDiedError",
 ]  # fmt: skip
 
 
@@ -44,6 +44,12 @@ class InvalidOptionError(OutriderError, ValueError):
     """An option has a value it cannot take. `value` is as given, or its repr; `expected` says what is accepted."""
 
     _fields = ("name", "value", "expected")
+
+
+class UnknownProviderError(OutriderError, ValueError):
+    """No provider of the session has this name, or the name means no provider at all."""
+
+    _fields = ("provider", "known")
 
 
 class UnsupportedOptionError(OutriderError, NotImplementedError):
