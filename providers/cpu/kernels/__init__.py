@@ -2,4 +2,7 @@
 
 from outrider.providers.cpu.kernels import activations as activations
 from outrider.providers.cpu.kernels import binary as binary
+from outrider.providers.cpu.kernels import casting as casting
 from outrider.providers.cpu.kernels import elementwise as elementwise
+from outrider.providers.cpu.kernels import shapes as shapes
+from outrider.providers.cpu.kernels import views as views
