@@ -1,0 +1,8 @@
+"""Kernels of the cpu provider: importing this package registers them all."""
+
+from outrider.providers.cpu.kernels import activations as activations
+from outrider.providers.cpu.kernels import binary as binary
+from outrider.providers.cpu.kernels import casting as casting
+from outrider.providers.cpu.kernels import elementwise as elementwise
+from outrider.providers.cpu.kernels import shapes as shapes
+from outrider.providers.cpu.kernels import views as views
