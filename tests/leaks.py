@@ -21,7 +21,9 @@ from pathlib import Path
 MARK = "OUTRIDER_TEST_RUN"
 
 # Opened once and kept by the interpreter, onnxruntime or hypothesis; none of them is made by Outrider.
-_HARMLESS = re.compile(r"^(/proc/|/sys/|/dev/(null|urandom|random|tty)|/etc/|/usr/)|/(site-packages|\.hypothesis|\.onnxruntime)/")
+_HARMLESS = re.compile(
+    r"^(/proc/|/sys/|/dev/(null|urandom|random|tty)|/etc/|/usr/)|/(site-packages|\.hypothesis|\.onnxruntime)/"
+)
 
 
 @dataclass(frozen=True)
