@@ -39,8 +39,7 @@ class Snapshot:
 
 
 def snapshot() -> Snapshot:
-    """The resources of this process now, after a garbage collection."""
-    gc.collect()
+    """The resources of this process now."""
     return Snapshot(
         processes=_processes(),
         shared=frozenset(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else frozenset(),
@@ -68,39 +67,47 @@ def leaks(before: Snapshot, after: Snapshot) -> list[str]:
 
 
 def settled_leaks(before: Snapshot, patience: float) -> list[str]:
-    """Leaks that are still there after `patience` seconds: a killed process needs a moment to be gone."""
+    """Leaks that outlive a garbage collection and `patience` seconds: a killed process needs a moment to be gone."""
     deadline = time.monotonic() + patience
-    while True:
-        found = leaks(before, snapshot())
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.05)
+    while found := leaks(before, snapshot()):
+        gc.collect()
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return found
 
 
 def _processes() -> dict[int, str]:
     """Children of this process, and whoever else carries the mark of this run in its environment."""
     ours = os.getpid()
-    mark = f"{MARK}={os.environ.get(MARK)}".encode()
     found = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == ours:
             continue
         try:
-            # The command in parentheses may hold anything; the fields after the last parenthesis are: state, ppid, ...
-            state, parent = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:2]
-            command = Path("/proc", entry, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            if int(parent) == ours or (MARK in os.environ and mark in _environment(entry)):
-                found[int(entry)] = f"{command or '(zombie)'} (state {state})"
+            with open(f"/proc/{entry}/stat") as file:
+                # The command in parentheses may hold anything; after it come state, parent and, as 20th, the start.
+                fields = file.read().rpartition(")")[2].split()
+            state, parent, started = fields[0], int(fields[1]), fields[19]
+            if parent != ours and ((entry, started) in _foreign or not _marked(entry)):
+                _foreign.add((entry, started))
+                continue
+            command = Path("/proc", entry, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found[int(entry)] = f"{command.strip() or '(zombie)'} (state {state})"
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended while we looked
     return found
 
 
-def _environment(entry: str) -> list[bytes]:
+_foreign: set[tuple[str, str]] = set()  # (pid, start) of processes that are not of this run
+
+
+def _marked(entry: str) -> bool:
     try:
-        return Path("/proc", entry, "environ").read_bytes().split(b"\0")
+        environment = Path("/proc", entry, "environ").read_bytes().split(b"\0")
     except PermissionError:
-        return []  # another user's process is not one of ours
+        return False  # another user's process is not one of ours
+    return MARK in os.environ and f"{MARK}={os.environ[MARK]}".encode() in environment
 
 
 def _descriptors() -> Counter[str]:
