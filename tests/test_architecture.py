@@ -101,9 +101,8 @@ def _faults(file: str) -> Iterator[str]:
             yield f"{where} defines __del__"
         elif isinstance(node, ast.ExceptHandler) and node.type is None:
             yield f"{where} catches everything"
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-            if not file.startswith("tools/"):
-                yield f"{where} prints"
+        elif isinstance(node, ast.Name) and node.id == "print" and not file.startswith("tools/"):
+            yield f"{where} prints"
 
 
 def test_no_fork_no_finalizer_no_print_no_bare_except() -> None:
