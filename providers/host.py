@@ -232,7 +232,7 @@ class LoadedSession:
             "bound": self.counters.bound,
             "copies": self.counters.copies,
             "copied_bytes": self.counters.copied_bytes,
-            "allocated_bytes": self._places.allocated_bytes + self._pool.allocated_bytes,
+            "allocated_bytes": self._places.allocated_bytes + self._pool.pooled_bytes(),
         }
 
     def unload(self) -> None:

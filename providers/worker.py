@@ -122,8 +122,9 @@ class Worker:
                 Context(boot["options"], boot["device"], boot["threads"], logging.getLogger(f"outrider.provider.{self.name}"))
             )
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
-            story = traceback.format_exc()[-65536:]
-            reason = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
+            known = isinstance(error, OutriderError)  # its message says it all
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            story = "" if known else traceback.format_exc()[-65536:]
             self.control.send(messages.StartFailed(boot["incarnation"], reason, story))
             self.control.finish()
             raise SystemExit(EXIT_START) from error
@@ -250,10 +251,10 @@ class Worker:
 
 def main(boot_fd: int) -> NoReturn:
     """Entry point; never returns."""
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(boot_fd, "rb") as file:
         boot = msgpack.unpackb(file.read(), strict_map_key=False)
+    die_with_parent(boot["parent"])
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     worker = Worker(boot)
     worker.start()

@@ -13,6 +13,7 @@ from outrider.providers.contract import (
     ProviderContractError,
     ProviderUnavailableError,
 )
+from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 from outrider.shm.errors import (
     ChannelClosedError,
     DescriptorError,
@@ -24,7 +25,7 @@ from outrider.shm.errors import (
 __all__ = [
     "ChannelClosedError", "ClaimBrokenError", "DescriptorError", "DtypeMismatchError", "ForkedSessionError",
     "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError", "OutOfMemoryError",
-    "OutputNotFoundError", "OutriderError", "PinDeclinedError", "ProtocolMismatchError", "ProviderContractError",
+    "OutputNotFoundError", "OutriderError", "PinDeclinedError", "ProtocolMismatchError", "WireError", "ProviderContractError",
     "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
     "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "UnknownOptionError", "UnknownProviderError",
     "UnsupportedOpError", "UnsupportedOptionError", "WorkerDiedError",
@@ -166,7 +167,4 @@ class ForkedSessionError(OutriderError, RuntimeError):
     _fields = ("owner_pid", "pid")
 
 
-class ProtocolMismatchError(OutriderError, RuntimeError):
-    """A worker speaks another protocol version than the coordinator: two builds of Outrider are mixed."""
 
-    _fields = ("provider", "expected", "got")
