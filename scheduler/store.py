@@ -20,6 +20,7 @@ from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, PACKED, numpy_dtyp
 from outrider.providers.wire.graph import TensorRef
 from outrider.scheduler.limits import MAX_DENSE_BYTES
 from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError
+from outrider.shm.segment import ALIGN
 from outrider.shm.weights import WeightMap, WeightWriter
 
 KEPT_BYTES = 1024  # constants up to this size stay in the skeleton: shape inference and the version converter read them
@@ -40,6 +41,8 @@ class WeightStore:
         self._ids = ids or itertools.count(1).__next__
         self._writer: WeightWriter | None = None
         self._map = WeightMap()
+        self._gathered = bytearray()  # small constants on their way to the open segment, from `_gathered_at` on
+        self._gathered_at = 0
         self._open_id = 0
         self._stubs: list[TensorRef] = []
         self._known: dict[tuple[str, tuple[int, ...], bytes], TensorRef] = {}
@@ -85,18 +88,29 @@ class WeightStore:
         if self._writer is None:
             self._open_id = self._ids()
             self._writer = WeightWriter(f"weights-{self._open_id}")
-        offset, nbytes = self._writer.append(data, what)
-        ref = TensorRef(dtype, shape, offset, nbytes, segment=self._open_id)
-        if small:
+        if small:  # gathered, because each append asks the system how much memory is left
+            offset = self._gathered_at + len(self._gathered)
+            self._gathered += key[2] + bytes(-len(key[2]) % ALIGN)
+            ref = TensorRef(dtype, shape, offset, len(key[2]), segment=self._open_id)
             self._known[key] = ref
             self._open_bytes[ref] = key[2]
+        else:
+            self._flush()
+            ref = TensorRef(dtype, shape, *self._writer.append(data, what), segment=self._open_id)
+            self._gathered_at = -(-self._writer.nbytes // ALIGN) * ALIGN
         return ref
+
+    def _flush(self) -> None:
+        if self._writer is not None and self._gathered:
+            self._gathered_at = sum(self._writer.append(memoryview(self._gathered), "small constants"))
+            self._gathered = bytearray()
 
     def seal(self) -> Mapping[int, int]:
         """Close the open segment, if any. Returns all segments: id -> read-only descriptor, owned by the store."""
         if self._writer is not None:
+            self._flush()
             self.segments[self._open_id] = self._writer.seal()
-            self._writer = None
+            self._writer, self._gathered_at = None, 0
             self._open_bytes.clear()
         return self.segments
 
