@@ -142,16 +142,18 @@ def _copy_function(source: onnx.FunctionProto, target: onnx.FunctionProto, store
     _copy_nodes(source.node, target.node, store, f" of function {source.domain}::{source.name}")
 
 
+_HEAVY = {
+    AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.GRAPH, AttributeProto.GRAPHS,
+    AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS,
+}  # fmt: skip
+
+
 def _copy_nodes(
-    source: Iterable[onnx.NodeProto], target: "list[onnx.NodeProto]", store: WeightStore, where: str
+    source: Iterable[onnx.NodeProto], target: list[onnx.NodeProto], store: WeightStore, where: str
 ) -> None:
-    heavy = {
-        AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.GRAPH, AttributeProto.GRAPHS,
-        AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS,
-    }  # fmt: skip
     for position, node in enumerate(source):
         name = node.name or f"#{position}"
-        if node.op_type != "Constant" and all(a.type not in heavy for a in node.attribute):
+        if node.op_type != "Constant" and all(a.type not in _HEAVY for a in node.attribute):
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
         else:
