@@ -66,7 +66,7 @@ def set_imports(model: onnx.ModelProto, imports: Mapping[str, int]) -> None:
         model.opset_import.add(domain=domain, version=version)
 
 
-def hide(model: onnx.ModelProto, skeleton: Skeleton, which: "object") -> dict[str, str]:
+def hide(model: onnx.ModelProto, skeleton: Skeleton, which: object) -> dict[str, str]:
     """Move the nodes for which `which(node)` holds into the hidden domain. Returns full name -> their own domain."""
     assert callable(which)
     hidden = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 
 import onnx
 from onnx import AttributeProto, shape_inference, version_converter
@@ -84,7 +84,7 @@ def _changes(node: onnx.NodeProto, opset: int) -> bool:
     return not first <= opset <= last
 
 
-@lru_cache(maxsize=None)
+@cache
 def _since(op_type: str, opset: int) -> int | None:
     try:
         return int(onnx.defs.get_schema(op_type, max_inclusive_version=opset, domain="").since_version)

@@ -13,7 +13,7 @@ not trust the packer: counts, types and numbers are checked, and WireError says 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.graph import OMITTED, Graph, Node, TensorRef, Value
@@ -225,7 +225,7 @@ def _fields(item: Any, count: int, where: str) -> Sequence[Any]:
     return item
 
 
-def _check(item: Any, kind: Union[type, tuple[Any, ...]], where: str) -> Any:
+def _check(item: Any, kind: type | tuple[Any, ...], where: str) -> Any:
     if not isinstance(item, kind) or (isinstance(item, bool) and kind is int):
         raise _wrong(where, f"{item!r:.60} is {type(item).__name__}")
     return item
