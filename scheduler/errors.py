@@ -25,10 +25,10 @@ from outrider.shm.errors import (
 __all__ = [
     "ChannelClosedError", "ClaimBrokenError", "DescriptorError", "DtypeMismatchError", "ForkedSessionError",
     "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError", "OutOfMemoryError",
-    "OutputNotFoundError", "OutriderError", "PinDeclinedError", "ProtocolMismatchError", "WireError", "ProviderContractError",
+    "OutputNotFoundError", "OutriderError", "PinDeclinedError", "ProtocolMismatchError", "ProviderContractError",
     "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
     "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "UnknownOptionError", "UnknownProviderError",
-    "UnsupportedOpError", "UnsupportedOptionError", "WorkerDiedError",
+    "UnsupportedOpError", "UnsupportedOptionError", "WireError", "WorkerDiedError",
 ]  # fmt: skip
 
 
@@ -165,6 +165,3 @@ class ForkedSessionError(OutriderError, RuntimeError):
     """A session was used in a fork of the process that made it. Make the session after the fork."""
 
     _fields = ("owner_pid", "pid")
-
-
-
