@@ -5,8 +5,10 @@ from outrider.providers.cpu.kernels import binary as binary
 from outrider.providers.cpu.kernels import casting as casting
 from outrider.providers.cpu.kernels import convolution as convolution
 from outrider.providers.cpu.kernels import elementwise as elementwise
+from outrider.providers.cpu.kernels import indexing as indexing
 from outrider.providers.cpu.kernels import matmul as matmul
 from outrider.providers.cpu.kernels import normalization as normalization
 from outrider.providers.cpu.kernels import pooling as pooling
+from outrider.providers.cpu.kernels import reductions as reductions
 from outrider.providers.cpu.kernels import shapes as shapes
 from outrider.providers.cpu.kernels import views as views
