@@ -5,6 +5,8 @@ from outrider.providers.cpu.kernels import (
     matmul,
     normalization,
     pooling,
+    quantized,
+    recurrent,
 )
 
 __all__ = [
@@ -12,4 +14,6 @@ __all__ = [
     "matmul",
     "normalization",
     "pooling",
+    "quantized",
+    "recurrent",
 ]
