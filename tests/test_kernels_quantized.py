@@ -26,7 +26,10 @@ def extreme(dtype: str, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize(("left", "right"), KINDS)
 @pytest.mark.parametrize("depth", [7, 258, 259, 515, 1025, 3000])
 def test_matmul_integer_is_exact_at_any_depth(left: str, right: str, depth: int) -> None:
-    for a, b in ((values(left, 3, depth), values(right, depth, 4)), (extreme(left, 3, depth), extreme(right, depth, 4))):
+    for a, b in (
+        (values(left, 3, depth), values(right, depth, 4)),
+        (extreme(left, 3, depth), extreme(right, depth, 4)),
+    ):
         b = b.copy()
         b[0] = np.iinfo(right).max if right == "int8" else 1  # an odd product shows a lost bit
         expected = (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32)
@@ -77,7 +80,9 @@ def test_conv_integer(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[s
 
 @pytest.mark.parametrize(("x", "w", "attributes"), CONVS)
 @pytest.mark.parametrize("dtypes", [("uint8", "int8"), ("uint8", "uint8"), ("int8", "int8")])
-def test_qlinear_conv(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any], dtypes: tuple[str, str]) -> None:
+def test_qlinear_conv(
+    x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any], dtypes: tuple[str, str]
+) -> None:
     left, right = dtypes
     bias = RNG.integers(-9999, 9999, w[0]).astype(np.int32)
     per_channel = right == "int8"

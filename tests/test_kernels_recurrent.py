@@ -11,7 +11,7 @@ from onnx import helper
 
 pytestmark = pytest.mark.fast
 RNG = np.random.default_rng(11)
-T, N, I, H = 5, 3, 4, 6
+T, N, WIDTH, H = 5, 3, 4, 6
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STATES = {"LSTM": 2, "GRU": 1, "RNN": 1}
 
@@ -22,7 +22,7 @@ def floats(*shape: int) -> np.ndarray:
 
 def inputs(op: str, directions: int, *, bias: bool = False, lengths: bool = False, initial: bool = False) -> list[Any]:
     width = GATES[op] * H
-    given: list[Any] = [floats(T, N, I), floats(directions, width, I), floats(directions, width, H)]
+    given: list[Any] = [floats(T, N, WIDTH), floats(directions, width, WIDTH), floats(directions, width, H)]
     given.append(floats(directions, 2 * width) if bias else None)
     given.append(np.array([5, 1, 3], np.int32) if lengths else None)
     given += [floats(directions, N, H) if initial else None for _ in range(STATES[op])]
@@ -107,6 +107,8 @@ def test_only_the_last_state() -> None:
 def test_halves_round_once() -> None:
     given = [None if x is None else x.astype(np.float16) for x in inputs("LSTM", 1, bias=True)]
     wide = [None if x is None else x.astype(np.float32) for x in given]
-    proto = helper.make_node("LSTM", [f"x{i}" if x is not None else "" for i, x in enumerate(wide)], ["y"], hidden_size=H)
+    proto = helper.make_node(
+        "LSTM", [f"x{i}" if x is not None else "" for i, x in enumerate(wide)], ["y"], hidden_size=H
+    )
     expected = ort_results(proto, wide, 21)[0].astype(np.float16)
     check("LSTM", given, oracle=[expected], hidden_size=H, rtol=2e-3, atol=1e-3)

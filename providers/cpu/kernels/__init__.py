@@ -7,6 +7,7 @@ from outrider.providers.cpu.kernels import (
     pooling,
     quantized,
     recurrent,
+    resize,
 )
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "pooling",
     "quantized",
     "recurrent",
+    "resize",
 ]
