@@ -24,6 +24,7 @@ from outrider.shm.errors import (
     LayoutError,
     OutOfMemoryError,
     OutriderError,
+    WeightFileChangedError,
 )
 
 __all__ = [
