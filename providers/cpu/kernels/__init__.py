@@ -5,6 +5,8 @@ from outrider.providers.cpu.kernels import binary as binary
 from outrider.providers.cpu.kernels import casting as casting
 from outrider.providers.cpu.kernels import elementwise as elementwise
 from outrider.providers.cpu.kernels import indexing as indexing
+from outrider.providers.cpu.kernels import random as random
 from outrider.providers.cpu.kernels import reductions as reductions
 from outrider.providers.cpu.kernels import shapes as shapes
+from outrider.providers.cpu.kernels import strings as strings
 from outrider.providers.cpu.kernels import views as views

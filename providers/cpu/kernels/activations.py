@@ -151,16 +151,35 @@ def sigmoid(b: Bind, x: np.ndarray, y: np.ndarray, p: None) -> None:
     sigmoid_steps(b, x, y)
 
 
+def _swish_gate(b: Bind, x: np.ndarray, alpha: float) -> np.ndarray:
+    """sigmoid(alpha x), in scratch."""
+    gate = b.scratch(x.shape, x.dtype)
+    if alpha == 1.0:
+        sigmoid_steps(b, x, gate)
+    else:
+        b.step(np.multiply, x, x.dtype.type(alpha), gate)
+        sigmoid_steps(b, gate, gate)
+    return gate
+
+
 @_activation("Swish", _floats(alpha=1.0), since=24)
 def swish(b: Bind, x: np.ndarray, y: np.ndarray, p: tuple[float]) -> None:
     """Swish-24: x sigmoid(alpha x)."""
-    gate = b.scratch(x.shape, x.dtype)
-    if p[0] == 1.0:
-        sigmoid_steps(b, x, gate)
+    b.step(np.multiply, x, _swish_gate(b, x, p[0]), y)
+
+
+@kernel("SwiGLU", since=28, dtypes={0: FLOATS, 1: FLOATS}, parse=_floats(alpha=1.0))
+def swiglu(b: Bind, p: tuple[float]) -> None:
+    """SwiGLU-28: Swish of the first input times the second; shapes are equal."""
+    gate, value = widened(b, b.array(0)), widened(b, b.array(1))
+    product = _swish_gate(b, gate, p[0])
+    y = b.out(0, gate.shape, b.array(0).dtype)
+    b.step(np.multiply, gate, product, product)
+    if y.dtype == product.dtype:
+        b.step(np.multiply, product, value, y)
     else:
-        b.step(np.multiply, x, x.dtype.type(p[0]), gate)
-        sigmoid_steps(b, gate, gate)
-    b.step(np.multiply, x, gate, y)
+        b.step(np.multiply, product, value, product)
+        b.step(convert, y, product)
 
 
 @_activation("Softsign")
