@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import convert, refuse, working
+from outrider.providers.cpu.kernels.support import convert, maximum, minimum, refuse, working
 from outrider.providers.wire.dtypes import FLOATS, INTEGERS, NUMBERS
 from outrider.providers.wire.graph import Node
 
@@ -116,6 +116,10 @@ def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
         if exponent == 1:
             np.copyto(out, x)
             return
+        if exponent == 0.5 and x.dtype.kind == "f":  # numpy's pow() takes the plain root, which differs below 0
+            np.sqrt(x + x.dtype.type(0), out)
+            np.copyto(out, np.inf, "same_kind", np.isneginf(x))
+            return
     if x.dtype == y.dtype and x.dtype.kind not in "iu":
         np.power(x, y, out)
     elif x.dtype.kind in "iu" and y.dtype.kind in "iu" and (y.dtype.kind == "u" or not (y < 0).any()):
@@ -193,8 +197,8 @@ def _register_variadic(ufunc: Any, op_type: str, dtypes: frozenset[str], mean: b
 
 
 for _ufunc, _name, _dtypes, _mean in (
-    (np.maximum, "Max", NUMBERS, False),
-    (np.minimum, "Min", NUMBERS, False),
+    (maximum, "Max", NUMBERS, False),
+    (minimum, "Min", NUMBERS, False),
     (np.add, "Sum", FLOATS, False),
     (np.add, "Mean", FLOATS, True),
 ):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import axis_of, convert
+from outrider.providers.cpu.kernels.support import axis_of, convert, maximum, minimum
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Node
 
@@ -255,8 +255,8 @@ def quantize_linear(b: Bind, p: Quantization) -> None:
             work = exact
         if b.has(2):
             b.step(np.add, work, _fitted(b, 2, x, p, work.dtype), work)
-        b.step(np.maximum, work, work.dtype.type(bounds[0]), work)
-        b.step(np.minimum, work, work.dtype.type(bounds[1]), work)
+        b.step(maximum, work, work.dtype.type(bounds[0]), work)
+        b.step(minimum, work, work.dtype.type(bounds[1]), work)
         b.step(convert, y, work)
         return
     limit = Target(p.dtype, p.saturate).limit()
