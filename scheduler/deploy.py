@@ -9,7 +9,7 @@ A generation is made whole and dropped whole: when a worker has died, the next r
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,8 @@ class Generation:
     inputs: dict[str, int]  # model input -> edge of board 0
     outputs: dict[str, tuple[int, int]]  # model output -> (board, edge)
     results: list[tuple[int, int]]  # every edge that may hold a block of an output pool
-    lasts: list[tuple[int, int]]  # (board, done edge) of the partitions nobody waits for
+    dones: list[tuple[int, int]]  # (board, done edge) of each partition
+    lasts: list[tuple[int, int]]  # those of the partitions nobody waits for
     first_bells: list[Doorbell]
     partition_nodes: list[list[str]]
     partitions_of: dict[int, set[int]]  # board -> its partitions
@@ -174,21 +175,24 @@ class UnitGraphs:
 class Deployer:
     """Makes generations of one session on a fleet. Not thread-safe: the session calls it with no run in flight."""
 
-    def __init__(self, fleet: Fleet, session: int, weights: int, slot_bells: Sequence[Doorbell], deadline: float) -> None:
+    def __init__(self, fleet: Fleet, session: int, weights: Mapping[int, int], slot_bells: Sequence[Doorbell], deadline: float) -> None:
         self.fleet = fleet
         self.session = session
-        self.weights = weights  # descriptor of the sealed inline weights
+        self.weights = weights  # weight segment -> descriptor
         self.slot_bells = slot_bells
         self.deadline = deadline
         self._generation = 0
-        self._weight_ids: dict[tuple[int, int], int] = {}  # (worker, incarnation) -> descriptor id
+        self._weight_ids: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, segment) -> descriptor id
 
-    def weights_for(self, worker: Worker) -> int:
-        """The id under which the worker's present incarnation has, or gets, the weights."""
-        key = (worker.index, worker.incarnation)
-        if key not in self._weight_ids:
-            (self._weight_ids[key],) = worker.send_descriptors([self.weights])
-        return self._weight_ids[key]
+    def weights_for(self, worker: Worker) -> dict[int, int]:
+        """Weight segment -> the id under which the worker's present incarnation has, or gets now, its descriptor."""
+        ids: dict[int, int] = {}
+        for segment, descriptor in self.weights.items():
+            key = (worker.index, worker.incarnation, segment)
+            if key not in self._weight_ids:
+                (self._weight_ids[key],) = worker.send_descriptors([descriptor])
+            ids[segment] = self._weight_ids[key]
+        return ids
 
     def deploy(self, blueprint: Blueprint) -> Generation:
         """Load the plan everywhere. `refused` names units that did not compile; such a generation must not run.
@@ -252,6 +256,7 @@ class Deployer:
             inputs=numbering.inputs,
             outputs={edge.value: numbering.values[edge.value][1:] for edge in blueprint.edges if edge.to_caller and edge.producer != CALLER},
             results=[(numbering.board_of[p.partition], o["edge"]) for p in plans for o in p.outputs if o["result"]],
+            dones=[(numbering.board_of[plan.partition], plan.done) for plan in plans],
             lasts=[(numbering.board_of[plan.partition], plan.done) for plan in plans if plan.last],
             first_bells=[
                 workers[one].bell
@@ -305,7 +310,7 @@ class Deployer:
             optimization=blueprint.optimization,
             weights=self.weights_for(worker),
             boards=[{"board": board, "segment": next(ids), "edges": numbering.edges[board]} for board in boards],
-            bells={str(board): next(ids) for board in bells},
+            bells={board: next(ids) for board in bells},
             slot_bells=[next(ids) for _ in self.slot_bells],
             pool=next(ids),
             pool_words=released,

@@ -9,7 +9,7 @@ from outrider.scheduler import errors
 from outrider.scheduler.deploy import Generation
 from outrider.shm.errors import OutriderError
 
-_KINDS = [
+KINDS = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OutriderError)
 ]
 
@@ -20,7 +20,7 @@ def error_of(message: messages.Failed, generation: Generation) -> OutriderError:
         (side.worker.name for board, side in generation.sides.items() if message.partition in generation.partitions_of[board]),
         None,
     )
-    error = error_from_plain(message.error, _KINDS)
+    error = error_from_plain(message.error, KINDS)
     if error is None:
         nodes = generation.partition_nodes[message.partition] if message.partition < len(generation.partition_nodes) else []
         cause = f"{message.error.get('type')}: {message.error.get('message')}"

@@ -127,6 +127,7 @@ class _Problem:
     providers: Sequence[ProviderTraits]
     predecessors: list[tuple[int, ...]]
     constant: list[bool]
+    reads_constants: list[bool]  # whether a predecessor is constant
     output_nodes: list[int]
     pins: Mapping[int, int]
     ranked: list[int]  # offers, those that keep a pin first, then by provider and position
@@ -195,40 +196,44 @@ def _state(
     constant = [node.constant for node in nodes]
     producer = {value: position for position, node in enumerate(nodes) for value in node.outputs}
     predecessors: list[tuple[int, ...]] = []
+    reads_constants = [False] * len(nodes)
     for position, node in enumerate(nodes):
-        needed = tuple(dict.fromkeys(producer[value] for value in node.inputs if value in producer))
+        needed = tuple({producer[value]: None for value in node.inputs if value in producer})
         for earlier in needed:
+            if constant[earlier]:
+                reads_constants[position] = True
+            elif node.constant:
+                raise ValueError(f"node {node.name!r} is marked constant but reads from {nodes[earlier].name!r}")
             if earlier >= position:
                 raise ValueError(f"node {node.name!r} stands before {nodes[earlier].name!r}, whose output it reads")
-            if node.constant and not constant[earlier]:
-                raise ValueError(f"node {node.name!r} is marked constant and reads {nodes[earlier].name!r}, which is not")
         predecessors.append(needed)
     pins = {position: provider for position, provider in pins.items() if not constant[position]}
-    keeps_pin = [any(pins.get(position) == offer.provider for position in offer.nodes) for offer in offers]
-    ranked = sorted(range(len(offers)), key=lambda offer: (not keeps_pin[offer], offers[offer].provider, offer))
+    ranked = sorted(range(len(offers)), key=lambda number: offers[number].provider)
+    if pins:
+        keeps_pin = [any(pins.get(position) == offer.provider for position in offer.nodes) for offer in offers]
+        ranked.sort(key=lambda number: not keeps_pin[number])
     output_nodes = list(dict.fromkeys(producer[value] for value in graph_outputs if value in producer))
-    return _Problem(nodes, offers, providers, predecessors, constant, output_nodes, pins, ranked)
+    return _Problem(nodes, offers, providers, predecessors, constant, reads_constants, output_nodes, pins, ranked)
 
 
 def _check_offers(nodes: Sequence[PlanNode], offers: Sequence[Offer], providers: Sequence[ProviderTraits]) -> None:
-    claimed: list[set[int]] = [set() for _ in providers]
-    for offer in offers:
+    def fail(offer: Offer, node: str | int | None, reason: str) -> ClaimError:
         name = providers[offer.provider].name
+        text = f"provider {name!r} returned a claim that cannot be used: {reason}. Its claim() must be corrected."
+        return ClaimError(text, provider=name, node=node, reason=reason)
 
-        def fail(node: str | int | None, reason: str, name: str = name) -> ClaimError:
-            text = f"provider {name!r} returned a claim that cannot be used: {reason}. Its claim() must be corrected."
-            return ClaimError(text, provider=name, node=node, reason=reason)
-
+    claimed = [bytearray(len(nodes)) for _ in providers]
+    for offer in offers:
         if not offer.nodes:
-            raise fail(None, "it holds no node")
+            raise fail(offer, None, "it holds no node")
         mine = claimed[offer.provider]
         for position in offer.nodes:
             if not 0 <= position < len(nodes):
-                raise fail(position, f"node {position} is none of the {len(nodes)} that were shown")
-            if position in mine:
+                raise fail(offer, position, f"node {position} is none of the {len(nodes)} that were shown")
+            if mine[position]:
                 node = nodes[position].name
-                raise fail(node, f"node {node!r} is claimed twice, but claims of one provider may not overlap")
-            mine.add(position)
+                raise fail(offer, node, f"node {node!r} is claimed twice, but claims of one provider may not overlap")
+            mine[position] = True
 
 
 def _assign(problem: _Problem, lost: set[int]) -> _Assignment:
@@ -240,6 +245,12 @@ def _assign(problem: _Problem, lost: set[int]) -> _Assignment:
         if number in lost:
             continue
         offer = offers[number]
+        if len(offer.nodes) == 1 and not constant[offer.nodes[0]]:  # the common case, without the lists below
+            only = offer.nodes[0]
+            if place[only] == _FREE and (not pins or pins.get(only, offer.provider) == offer.provider):
+                place[only] = number
+                live.append(number)
+            continue
         running = [position for position in offer.nodes if not constant[position]]
         if running:
             # Where claims are compiled as they are, their constants are theirs alone; a merging provider shares them.
@@ -253,7 +264,7 @@ def _assign(problem: _Problem, lost: set[int]) -> _Assignment:
         live.append(number)
 
     claimants: dict[int, list[int]] = {}  # of constants, most important first
-    for number in live:
+    for number in live if any(constant) else ():
         for position in offers[number].nodes:
             if constant[position]:
                 claimants.setdefault(position, []).append(number)
@@ -274,10 +285,9 @@ def _assign(problem: _Problem, lost: set[int]) -> _Assignment:
 def _place_constants(problem: _Problem, assignment: _Assignment, claimants: dict[int, list[int]]) -> None:
     """Make ordinary nodes of the constants that somebody needs and cannot compute for itself."""
     place = assignment.place
-    if not any(problem.constant):
-        return
+    reads = problem.reads_constants
     needed = [position for position in problem.output_nodes if place[position] == _FREE]
-    work = [position for position, number in enumerate(place) if number != _FREE]
+    work = [position for position, number in enumerate(place) if number != _FREE and reads[position]]
     while needed or work:
         while needed:
             position = needed.pop()
@@ -305,7 +315,7 @@ def _awaited(problem: _Problem, assignment: _Assignment, position: int) -> Seque
     """The nodes that must have run before this one can: predecessors less constants that its unit replicates."""
     earlier = problem.predecessors[position]
     number = assignment.place[position]
-    if number < 0:
+    if number < 0 or not problem.reads_constants[position]:
         return earlier
     provider = problem.offers[number].provider
     if not problem.providers[provider].merge:
@@ -325,12 +335,11 @@ def _contract(problem: _Problem, assignment: _Assignment) -> _Contracted:
     for position, number in enumerate(place):
         if number == _FREE:
             continue
-        alone = number == _UNCLAIMED
-        if not alone:
+        if number == _UNCLAIMED:
+            alone, provider = True, len(problem.providers)  # nobody's nodes are cut too, and left out at the end
+        else:
             provider = problem.offers[number].provider
             alone = problem.constant[position] and problem.providers[provider].merge
-        else:
-            provider = len(problem.providers)  # nobody's nodes are cut too, and left out at the end
         vertex = -1 if alone else vertex_of_claim.get(number, -1)
         if vertex < 0:
             vertex = len(members)

@@ -222,8 +222,20 @@ class Runner:
                 failed = failed or not word & 0xFFFF
             else:
                 return failed
+            if self.death is not None:
+                raise self._died(generation, slot, run, self.death)
             self._check()
             slot.bell.wait()
+
+    def _died(self, generation: Generation, slot: Slot, run: int, death: WorkerDiedError) -> WorkerDiedError:
+        """The death, with the first partition that the dead worker owed to this run."""
+        for partition, (board, edge) in enumerate(generation.dones):
+            side = generation.sides[board]
+            if side.worker.name == death.provider and side.reader.word(edge, slot.index) >> 16 != run:
+                nodes = generation.partition_nodes[partition]
+                story = f"{death.message} It owed partition {partition} ({', '.join(nodes[:3])}{', ...' if len(nodes) > 3 else ''})."
+                return WorkerDiedError(story, **{**death.fields(), "partition": partition, "nodes": nodes})
+        return death
 
     def _read(self, generation: Generation, slot: int, board: int, edge: int) -> Any:
         """A result of the caller's own: copied, or leased from the worker's output pool."""

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from outrider.shm.errors import RangesFullError
 from outrider.shm.ranges import Intervals, Ranges
 
@@ -41,17 +40,17 @@ def test_ranges_are_disjoint_aligned_and_join_again(steps):
             size = max(64, -(-step // 64) * 64)
             taken = sorted((offset, offset + length) for offset, length in live.items())
             edges = [128, *(edge for span in taken for edge in span), 3968]
-            gaps = [stop - start for start, stop in zip(edges[::2], edges[1::2], strict=True)]
-            if size > max(gaps):
+            gaps = {start: stop - start for start, stop in zip(edges[::2], edges[1::2], strict=True)}
+            largest = max(gaps.values())
+            if size > largest:
                 with pytest.raises(RangesFullError) as refused:
                     ranges.allocate(step)
-                assert refused.value.largest == max(gaps)
+                assert refused.value.largest == largest
                 continue
             offset = ranges.allocate(step)
             assert offset % 64 == 0 and offset >= 128 and offset + size <= 3968
             assert all(offset + size <= start or offset >= stop for start, stop in taken)
-            best = min(gap for gap in gaps if gap >= size)
-            assert any(start <= offset and stop - start == best for start, stop in zip(edges[::2], edges[1::2]) if offset < stop)  # noqa: B905, E501
+            assert gaps[offset] == min(gap for gap in gaps.values() if gap >= size)
             live[offset] = size
         elif live:
             offset = list(live)[(-step - 1) % len(live)]

@@ -1,8 +1,8 @@
 """The cpu provider: ONNX operators as numpy kernels, bound once per signature and run from one arena.
 
-Kernels (`kernels/`, `sequences.py`) register themselves with the frame; `claims.py` says what is taken, `blocks.py` resolves
-names, `binding.py` binds a block to addresses, `control.py` runs bodies, `reference.py` is the stop-gap for what has no
-kernel, `program.py` is what the worker sees.
+Kernels (`kernels/`, `sequences.py`) register themselves with the frame. `claims.py` says what is taken, `blocks.py`
+resolves names, `binding.py` binds a block to addresses, `control.py` runs bodies, `reference.py` is the stop-gap for
+what has no kernel, `program.py` is what the worker sees.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CpuProvider(Provider):
             self._scratch.trim(max((program.high for program in self._programs), default=0))
 
     def stats(self) -> Mapping[str, Any]:
-        """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound anew in each run, bytes."""
+        """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound in each run, bytes."""
         operators: Counter[str] = Counter()
         for program in self._programs:
             served = {op.origin.name: op.origin.label for op in program.code.ops if op.reference}

@@ -63,7 +63,7 @@ class Scratch:
 
 
 class Region:
-    """The addresses of one bound program: blocks are allocated and freed while it is bound; `high` is the mark it needs."""
+    """The addresses of one program: blocks are allocated and freed while it is bound; `high` is the mark it needs."""
 
     def __init__(self, scratch: Scratch, base: int = 0) -> None:
         self.scratch = scratch

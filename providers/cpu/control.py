@@ -1,9 +1,9 @@
 """Control flow: If, Loop, Scan and SequenceMap as nodes of the unbound stretch.
 
-A body is bound like a unit. Constants, and values of the program around it that have fixed addresses, are used in place;
-what arrives anew in each call (formals, late captures) is copied into staging arrays, so that one binding serves all calls
-of a signature. A few bindings are kept; a body whose signature keeps changing is run with everything unbound instead.
-Results are copied out: nothing that a later call overwrites leaves a body.
+A body is bound like a unit. Constants, and values of the program around it that have fixed addresses, are used in
+place; what arrives anew in each call (formals, late captures) is copied into staging arrays, so that one binding serves
+all calls of a signature. A few bindings are kept; a body whose signature keeps changing is run with everything unbound
+instead. Results are copied out: nothing that a later call overwrites leaves a body.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy as np
 
 from outrider.providers.contract import Value
 from outrider.providers.cpu.arena import Region
-from outrider.providers.cpu.binding import FIXED, KNOWN, LATE, LATE_ITEM, Binding, Item, LateOp, fail
+from outrider.providers.cpu.binding import Binding, LateOp
 from outrider.providers.cpu.blocks import ABSENT, Block, Op
+from outrider.providers.cpu.failures import fail
+from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 
 BINDINGS = 16  # per body and binding of the program around it
@@ -65,7 +67,7 @@ class Body:
             for number, item in zip(self.block.results, binding.results)  # noqa: B905 (made together)
         ]
 
-    def declared_result(self, i: int, formals: Sequence[Any], env: dict[int, Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    def expected(self, i: int, formals: Sequence[Any], env: dict[int, Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """(dtype, shape) of result `i` for these formals, without running: as bound, else as the graph declares it.
 
         Dimensions that the graph leaves open count as 0, as in onnxruntime. Raises ValueError when the rank is unknown.
@@ -183,7 +185,7 @@ class _Loop(_Control):
         if trip:
             return [*carried, *(scans.stacked(i) for i in range(scans.count))]
         formals = [np.array(0, np.int64), condition, *carried]
-        empty = [body.declared_result(1 + count + i, formals, env) for i in range(scans.count)]
+        empty = [body.expected(1 + count + i, formals, env) for i in range(scans.count)]
         return [*carried, *(np.empty((0, *shape), dtype) for dtype, shape in empty)]
 
 
@@ -219,7 +221,7 @@ class _Scan(_Control):
             stacked = [scans.stacked(i) for i in range(scans.count)]
         else:
             formals = [*states, *(np.empty(x.shape[1:], x.dtype) for x in moved)]
-            empty = [body.declared_result(count + i, formals, env) for i in range(scans.count)]
+            empty = [body.expected(count + i, formals, env) for i in range(scans.count)]
             stacked = [np.empty((0, *shape), dtype) for dtype, shape in empty]
         outputs = list(states)
         for i, y in enumerate(stacked):

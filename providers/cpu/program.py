@@ -9,8 +9,9 @@ import numpy as np
 
 from outrider.providers.contract import Place, Program, Run, Unit
 from outrider.providers.cpu.arena import Region, Scratch
-from outrider.providers.cpu.binding import FIXED, KNOWN, LATE, LATE_ITEM, Binding, Item
+from outrider.providers.cpu.binding import Binding
 from outrider.providers.cpu.blocks import Code
+from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
 
 
 class CpuProgram(Program):

@@ -7,6 +7,7 @@ implementation is known to get wrong is refused here. `onnx` is imported only wh
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,7 +19,16 @@ from outrider.providers.contract import Node, Value
 from outrider.providers.cpu.kernels.frame import Bind, Kernel, Unsupported
 from outrider.providers.wire.dtypes import NUMBER, is_tensor, numpy_dtype, onnx_name
 
-RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"})
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+# Domain -> module below onnx.reference.ops.
+_LIBRARIES = {
+    "": "",
+    "ai.onnx.ml": ".aionnxml",
+    "ai.onnx.preview": ".aionnx_preview",
+    "ai.onnx.preview.training": ".aionnx_preview_training",
+}
 
 
 def stop_gap(step: Node) -> Kernel[Any]:
@@ -52,7 +62,6 @@ def _guard(step: Node) -> None:
 def _known(domain: str, op_type: str, opset: int) -> None:
     """Raise Unsupported unless the reference implementation has the operator, or ONNX defines it as a function."""
     import onnx.defs
-    import onnx.reference.ops as library
 
     try:
         schema = onnx.defs.get_schema(op_type, opset, domain)
@@ -60,8 +69,11 @@ def _known(domain: str, op_type: str, opset: int) -> None:
         raise Unsupported(f"ONNX has no operator {domain or 'ai.onnx'}::{op_type} at opset {opset}") from None
     if schema.deprecated:
         raise Unsupported(f"{op_type} is deprecated at opset {opset}")
-    if schema.has_function or schema.has_context_dependent_function:
+    if domain == "" and (schema.has_function or schema.has_context_dependent_function):
         return
+    if domain not in _LIBRARIES:
+        raise Unsupported(f"onnx.reference does not have the domain {domain}")
+    library = importlib.import_module(f"onnx.reference.ops{_LIBRARIES[domain]}")
     try:
         library.load_op(domain, op_type, opset)
     except Exception as reason:  # the reference package raises several kinds, some of them private
