@@ -10,7 +10,7 @@ elsewhere the raw unsigned integers of the same width do, one element per byte f
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ INTEGERS = SIGNED | UNSIGNED
 NUMBERS = FLOATS | INTEGERS
 
 
-@cache
+@lru_cache(maxsize=None)
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The numpy form of an ONNX dtype (one element per item, packed types unpacked; strings are objects).
 
@@ -72,7 +72,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     raise ValueError(f"{dtype!r} is not an element type; those are {', '.join(sorted(NUMBER))}")
 
 
-@cache
+@lru_cache(maxsize=None)
 def onnx_name(dtype: np.dtype[Any]) -> str:
     """The ONNX name of a numpy dtype. Raises ValueError where ONNX has no such type (datetime, structured, ...)."""
     if dtype.kind in "OUS" or type(dtype).__name__ == "StringDType":
