@@ -1,7 +1,7 @@
 """Model-local functions: calls that nobody claimed are replaced by their bodies.
 
-Providers see calls first, as nodes. What is left is expanded here, on the skeleton, and the plain graph is built anew: an
-inlined node is `<call>/<name or #i>`, keeps the opset that its function imports, and names the calls it came from in
+Providers see calls first, as nodes. What is left is expanded here, on the skeleton, and the plain graph is built anew:
+an inlined node is `<call>/<name or #i>`, keeps the opset that its function imports, and names the calls it came from in
 `origin`. Everything else in the graph keeps its name.
 """
 
@@ -31,8 +31,8 @@ def inline_calls(loaded: LoadedModel, names: Collection[str] | None = None) -> L
     """The same model with the calls among these nodes expanded (None: all calls); other calls stay nodes.
 
     `names` are full names. Calls inside an expanded function are expanded too, and so are all calls in the bodies of a
-    control-flow node that is named. The result shares the weight store; `loaded` stays as it is, and is returned when there
-    is nothing to expand.
+    control-flow node that is named. The result shares the weight store; `loaded` stays as it is, and is returned when
+    there is nothing to expand.
     """
     skeleton = loaded.skeleton
     if not any(function_key(node) in loaded.functions for node in walk(skeleton.model.graph)):
@@ -147,7 +147,7 @@ class _Inliner:
     def _body(
         self, body: onnx.GraphProto, names: dict[str, str], given: Mapping[str, AttributeProto], prefix: str
     ) -> None:
-        """Rename a body in place. Its own names get new ones as well, since a formal name may now mean an outer value."""
+        """Rename a body in place, its own names as well, since a formal name may now mean an outer value."""
         local = {name: mapped for name, mapped in names.items() if name not in _defined(body)}
         for value in body.input:
             value.name = self._renamed(value.name, local, prefix)
