@@ -8,6 +8,7 @@ from outrider.providers.cpu.kernels import (
     quantized,
     recurrent,
     resize,
+    signal,
 )
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "quantized",
     "recurrent",
     "resize",
+    "signal",
 ]
