@@ -7,6 +7,7 @@ the same run, newer than the last one it served; it runs its units in order, pub
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
@@ -117,6 +118,7 @@ class LoadedSession:
         provider: Provider,
         provider_name: str,
         take: Callable[[int], int],
+        constants: Constants,
         send: Callable[[Any], None],
     ) -> None:
         self.session = message.session
@@ -127,21 +129,21 @@ class LoadedSession:
         self.refused: list[dict[str, Any]] = []
         self._send = send
         self._unloads: list[Callable[[], None]] = []
-        self._constants = Constants(take(message.weights))
+        self._constants = constants
         slots = message.slots
         readers: dict[int, BoardReader] = {}
         for entry in message.boards:
-            board, fd, edges = entry["board"], take(entry["segment"]), entry["edges"]
+            board, edges = entry["board"], entry["edges"]
+            segment = _mapped(take(entry["segment"]), writable=board == message.own)
             if board == message.own:
-                segment = Segment(fd, writable=True)
                 self._board = BoardWriter(segment, edges, slots, message.generation)
                 self._places = Places(segment, self._board, edges, slots)
             else:
-                readers[board] = BoardReader(Segment(fd, writable=False), edges, slots, message.generation)
-        self._bells = {int(board): Doorbell(take(fd)) for board, fd in message.bells.items()}
+                readers[board] = BoardReader(segment, edges, slots, message.generation)
+        self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
         self._slot_bells = [Doorbell(take(fd)) for fd in message.slot_bells]
         self._pool = PoolWriter(
-            Segment(take(message.pool), writable=True),
+            _mapped(take(message.pool), writable=True),
             readers[0].segment.words,
             message.pool_words,
             message.pool_blocks,
@@ -243,3 +245,11 @@ class LoadedSession:
         self._lanes.clear()
         for bell in (*self._bells.values(), *self._slot_bells):
             bell.close()
+
+
+def _mapped(fd: int, writable: bool) -> Segment:
+    """Map a segment; its descriptor is not needed afterwards."""
+    try:
+        return Segment(fd, writable=writable)
+    finally:
+        os.close(fd)

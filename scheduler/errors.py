@@ -14,21 +14,25 @@ from outrider.providers.contract import (
     ProviderUnavailableError,
 )
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
+from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError, ModelNotFoundError
+from outrider.scheduler.pins import PinNotFoundError, UnknownProviderError
+from outrider.scheduler.planning import ClaimError
 from outrider.shm.errors import (
     ChannelClosedError,
     DescriptorError,
     LayoutError,
     OutOfMemoryError,
     OutriderError,
+    WeightFileChangedError,
 )
 
 __all__ = [
-    "ChannelClosedError", "ClaimBrokenError", "DescriptorError", "DtypeMismatchError", "ForkedSessionError",
+    "ChannelClosedError", "ClaimBrokenError", "ClaimError", "DescriptorError", "DtypeMismatchError", "ForkedSessionError",
     "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError", "OutOfMemoryError",
-    "OutputNotFoundError", "OutriderError", "PinDeclinedError", "ProtocolMismatchError", "WireError", "ProviderContractError",
+    "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "OutputNotFoundError", "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
     "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
     "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "UnknownOptionError", "UnknownProviderError",
-    "UnsupportedOpError", "UnsupportedOptionError", "WorkerDiedError",
+    "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError", "WorkerDiedError",
 ]  # fmt: skip
 
 
@@ -45,12 +49,6 @@ class InvalidOptionError(OutriderError, ValueError):
     """An option has a value it cannot take. `value` is as given, or its repr; `expected` says what is accepted."""
 
     _fields = ("name", "value", "expected")
-
-
-class UnknownProviderError(OutriderError, ValueError):
-    """No provider of the session has this name, or the name means no provider at all."""
-
-    _fields = ("provider", "known")
 
 
 class UnsupportedOptionError(OutriderError, NotImplementedError):
@@ -165,6 +163,3 @@ class ForkedSessionError(OutriderError, RuntimeError):
     """A session was used in a fork of the process that made it. Make the session after the fork."""
 
     _fields = ("owner_pid", "pid")
-
-
-

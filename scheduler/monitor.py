@@ -165,6 +165,10 @@ class Monitor(threading.Thread):
         body = messages.pack(message)
         self.call(lambda: self._send(worker, body) if worker.alive else None)
 
+    def kill(self, worker: Worker) -> None:
+        """End a worker that does not answer."""
+        self.call(lambda: self._kill(worker))
+
     def start_worker(self, worker: Worker) -> None:
         """Start the worker's next incarnation; `worker.ready` is a new future."""
         worker.ready = concurrent.futures.Future()

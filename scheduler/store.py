@@ -11,7 +11,6 @@ import math
 import os
 import stat
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import onnx
@@ -21,12 +20,11 @@ from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, PACKED, numpy_dtyp
 from outrider.providers.wire.graph import TensorRef
 from outrider.scheduler.limits import MAX_DENSE_BYTES
 from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError
-from outrider.shm.weights import WeightWriter
+from outrider.shm.segment import ALIGN
+from outrider.shm.weights import WeightMap, WeightWriter
 
 KEPT_BYTES = 1024  # constants up to this size stay in the skeleton: shape inference and the version converter read them
 STUB = "#"  # location of a stub: '#' and the number of its TensorRef
-
-_NO_BYTES = np.empty(0, np.uint8)
 
 
 class WeightStore:
@@ -42,6 +40,9 @@ class WeightStore:
         self.segments: dict[int, int] = {}  # sealed: segment id -> descriptor
         self._ids = ids or itertools.count(1).__next__
         self._writer: WeightWriter | None = None
+        self._map = WeightMap()
+        self._gathered = bytearray()  # small constants on their way to the open segment, from `_gathered_at` on
+        self._gathered_at = 0
         self._open_id = 0
         self._stubs: list[TensorRef] = []
         self._known: dict[tuple[str, tuple[int, ...], bytes], TensorRef] = {}
@@ -75,9 +76,9 @@ class WeightStore:
                 return self._stubs[int(location[1:])]
             return self._external(tensor, where)
         dtype, shape = self._type(tensor, where)
-        return self.add_array(dtype, shape, self._inline(tensor, dtype, shape, where))
+        return self.add_array(dtype, shape, self._inline(tensor, dtype, shape, where), where)
 
-    def add_array(self, dtype: str, shape: tuple[int, ...], items: np.ndarray) -> TensorRef:
+    def add_array(self, dtype: str, shape: tuple[int, ...], items: np.ndarray, what: str = "constant") -> TensorRef:
         """Store items (one per element, C order, or bytes already in stored form)."""
         data = _string_bytes(items) if dtype == "string" else items.reshape(-1).view(np.uint8)
         small = data.nbytes <= KEPT_BYTES
@@ -87,18 +88,29 @@ class WeightStore:
         if self._writer is None:
             self._open_id = self._ids()
             self._writer = WeightWriter(f"weights-{self._open_id}")
-        offset, nbytes = self._writer.append(data)
-        ref = TensorRef(dtype, shape, offset, nbytes, segment=self._open_id)
-        if small:
+        if small:  # gathered, because each append asks the system how much memory is left
+            offset = self._gathered_at + len(self._gathered)
+            self._gathered += key[2] + bytes(-len(key[2]) % ALIGN)
+            ref = TensorRef(dtype, shape, offset, len(key[2]), segment=self._open_id)
             self._known[key] = ref
             self._open_bytes[ref] = key[2]
+        else:
+            self._flush()
+            ref = TensorRef(dtype, shape, *self._writer.append(data, what), segment=self._open_id)
+            self._gathered_at = -(-self._writer.nbytes // ALIGN) * ALIGN
         return ref
+
+    def _flush(self) -> None:
+        if self._writer is not None and self._gathered:
+            self._gathered_at = sum(self._writer.append(memoryview(self._gathered), "small constants"))
+            self._gathered = bytearray()
 
     def seal(self) -> Mapping[int, int]:
         """Close the open segment, if any. Returns all segments: id -> read-only descriptor, owned by the store."""
         if self._writer is not None:
+            self._flush()
             self.segments[self._open_id] = self._writer.seal()
-            self._writer = None
+            self._writer, self._gathered_at = None, 0
             self._open_bytes.clear()
         return self.segments
 
@@ -113,16 +125,17 @@ class WeightStore:
     def read(self, ref: TensorRef) -> np.ndarray:
         """The contents, as a read-only array of the dtype's numpy form (object array of str for strings).
 
-        Raises ModelLoadError when an external file changed since the model was loaded.
+        Raises WeightFileChangedError when an external file changed since the model was loaded.
         """
         if ref.path:
-            data = self._read_file(ref)
+            view = self._map.file_view(ref.path, ref.offset, ref.nbytes, ref.file_size, ref.file_mtime_ns)
         elif ref in self._open_bytes:
-            data = np.frombuffer(self._open_bytes[ref], np.uint8)
+            view = memoryview(self._open_bytes[ref])
         else:
             if ref.segment == self._open_id:
                 self.seal()
-            data = np.frombuffer(_pread(self.segments[ref.segment], ref.nbytes, ref.offset), np.uint8)
+            view = self._map.segment_view(self.segments[ref.segment], ref.offset, ref.nbytes)
+        data = np.frombuffer(view, np.uint8)
         if ref.dtype == "string":
             return _strings(data, ref.shape)
         if ref.packed:
@@ -130,13 +143,6 @@ class WeightStore:
         array = data.view(numpy_dtype(ref.dtype)).reshape(ref.shape)
         array.flags.writeable = False
         return array
-
-    def _read_file(self, ref: TensorRef) -> np.ndarray:
-        with open(ref.path, "rb") as file:
-            now = os.fstat(file.fileno())
-            if (now.st_size, now.st_mtime_ns) != (ref.file_size, ref.file_mtime_ns):
-                raise self._error(f"external data {ref.path} changed since the model was loaded; load it again")
-            return np.frombuffer(_pread(file.fileno(), ref.nbytes, ref.offset), np.uint8)
 
     # Tensors -------------------------------------------------------------------------------------------------------
     def _error(self, reason: str) -> ModelLoadError:
@@ -283,14 +289,3 @@ def _strings(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     array.flags.writeable = False
     return array
 
-
-def _pread(descriptor: int, nbytes: int, offset: int) -> Any:
-    data = bytearray(nbytes)
-    view = memoryview(data)
-    done = 0
-    while done < nbytes:
-        got = os.preadv(descriptor, [view[done:]], offset + done)
-        if got == 0:
-            raise EOFError(f"descriptor ends {nbytes - done} bytes early")
-        done += got
-    return data

@@ -9,7 +9,7 @@ Every word is 64 bits, native byte order, and has one writer: the segment's. Byt
              24 dimensions
     arena    from the next page: the places of values
 
-Order of writes: header once, magic last. A record: version 0, the fields, then the version, one higher than ever
+Order of writes: header once, magic last. A record: version 0, the fields, then a version that this board has not used
 before. `done` last of all: whoever reads run and number there finds record and bytes complete. Runs count from 1 (48
 bits), so a fresh board announces nothing; layout number 0 is *void*, a value that failed to come.
 
@@ -109,6 +109,7 @@ class BoardWriter:
         self._records = _records_at(edges, slots)
         self._arena = arena_start(edges, slots)
         segment.populate(0, (_HEADER + self._pairs) * 8, "board")
+        self._version = 0
         self._known: list[dict[Layout, int] | None] = [None] * self._pairs
         self.redefined = 0
         """How often a number got a new meaning: whoever keeps numbers looks them up again when this has changed."""
@@ -163,7 +164,6 @@ class BoardWriter:
         start = at * 8 // _POPULATE * _POPULATE
         self._segment.populate(start, min(_POPULATE, self._arena - start), "board")
         words = self._words
-        version = words[at]
         words[at] = 0
         words[at + 1] = layout.kind
         words[at + 2] = layout.dtype
@@ -176,7 +176,8 @@ class BoardWriter:
             words[at + _FIELDS + axis] = layout.shape[axis]
         if not _STRONG_ORDER:
             _fence()
-        words[at] = version + 1
+        self._version += 1
+        words[at] = self._version
 
 
 class BoardReader:

@@ -37,6 +37,12 @@ class Places:
         """Bytes of all buffers."""
         return self._ranges.in_use
 
+    def reserve(self, nbytes: int, value: str) -> int:
+        """Offset of a range that is no edge's, zero-filled and kept. Raises OutOfMemoryError naming `value`."""
+        offset = self._ranges.allocate(nbytes)
+        self.segment.populate(offset, nbytes, value)
+        return offset
+
     def _offset(self, edge: int, slot: int, nbytes: int, value: str) -> int:
         held = self._buffers.get((edge, slot))
         if held is not None and held[1] >= nbytes:

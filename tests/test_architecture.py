@@ -42,7 +42,7 @@ OUTSIDE: dict[str, set[str]] = {
     "providers/null/": {"numpy"},
     "providers/": {"numpy", "msgpack", "zmq"},
     "shm/": {"numpy"},
-    "scheduler/": {"numpy", "msgpack", "zmq", "onnx", "ml_dtypes"},
+    "scheduler/": {"numpy", "msgpack", "zmq", "onnx", "google", "ml_dtypes"},  # google.protobuf comes with onnx
     "tools/": {"numpy", "onnx", "rich", "zmq", "msgpack", "onnxruntime", "ml_dtypes"},
 }
 NEVER = {"pickle", "multiprocessing", "cloudpickle", "dill", "marshal", "shelve"}

@@ -61,9 +61,7 @@ def test_layer_normalization_in_other_precisions(dtype: type) -> None:
 def test_instance_group_and_rms_normalization() -> None:
     check("InstanceNormalization", [floats(2, 3, 4, 5), floats(3), floats(3)], rtol=1e-5, atol=1e-5)
     x = floats(2, 6, 4, 3)
-    check(
-        "GroupNormalization", [x, floats(6), floats(6)], num_groups=3, oracle="reference", rtol=1e-5, atol=1e-5
-    )
+    check("GroupNormalization", [x, floats(6), floats(6)], num_groups=3, oracle="reference", rtol=1e-5, atol=1e-5)
     check(
         "GroupNormalization", [x, floats(3), floats(3)], opset=18, num_groups=3, oracle="reference", rtol=1e-5, atol=1e-5
     )  # fmt: skip
@@ -75,7 +73,8 @@ def test_instance_group_and_rms_normalization() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7])
 def test_lrn(size: int) -> None:
-    check("LRN", [floats(2, 5, 3, 3)], size=size, alpha=0.3, beta=0.5, bias=2.0, rtol=1e-5, oracle="ort" if size % 2 else "reference")  # noqa: E501  # fmt: skip
+    # As many images as channels: onnx.reference visits only so many channels. onnxruntime takes odd sizes only.
+    check("LRN", [floats(5, 5, 3, 3)], size=size, alpha=0.3, beta=0.5, bias=2.0, rtol=1e-5, oracle="reference")
 
 
 @pytest.mark.parametrize("p", [1, 2])

@@ -3,6 +3,7 @@
 Lazy on purpose: a worker imports `outrider.providers` and must not pull in the scheduler with it.
 """
 
+import importlib
 import sys
 from typing import Any
 
@@ -15,8 +16,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    from outrider import scheduler
-
+    scheduler = importlib.import_module("outrider.scheduler")  # `from outrider import` would come back here
     try:
         return getattr(scheduler, name)
     except AttributeError:
@@ -24,6 +24,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from outrider import scheduler
-
+    scheduler = importlib.import_module("outrider.scheduler")  # `from outrider import` would come back here
     return [*globals(), *scheduler.__all__]

@@ -54,7 +54,7 @@ def _lowest(dtype: np.dtype[Any]) -> Any:
 def _maximum(views: list[np.ndarray], y: np.ndarray) -> None:
     np.copyto(y, views[0])
     for x in views[1:]:
-        np.maximum(y, x, y)
+        np.maximum(y, x, out=y)
 
 
 def _maximum_at(
