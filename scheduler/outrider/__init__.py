@@ -3,6 +3,7 @@
 Lazy on purpose: a worker imports `outrider.providers` and must not pull in the scheduler with it.
 """
 
+import importlib
 import sys
 from typing import Any
 
@@ -15,15 +16,17 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    from outrider import scheduler
-
+    # Not `from outrider import scheduler`, which asks this function for the attribute 'scheduler' first.
+    scheduler = importlib.import_module("outrider.scheduler")
+    if name == "scheduler":
+        return scheduler
     try:
         return getattr(scheduler, name)
     except AttributeError:
-        raise AttributeError(f"module 'outrider' has no attribute {name!r}; it offers {', '.join(scheduler.__all__)}") from None
+        offered = ", ".join(scheduler.__all__)
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}; it offers {offered}") from None
 
 
 def __dir__() -> list[str]:
-    from outrider import scheduler
-
+    scheduler = importlib.import_module("outrider.scheduler")
     return [*globals(), *scheduler.__all__]
