@@ -3,9 +3,9 @@
 It runs on the skeleton. Declared shapes of outputs are no evidence (they lie in real models) and are cleared first, in
 bodies too; declared dtypes stay.
 
-ONNX's data propagation (what Shape, Gather and Concat compute for a Reshape) represents a 1-D tensor of n elements by n
-protobuf messages, also where it is a weight of a billion floats. So it is let loose only on nodes whose inputs are known
-to be short lists of integers; the others are hidden meanwhile, and the two kinds of inference alternate.
+ONNX's data propagation (what Shape, Gather and Concat compute for a Reshape) represents a 1-D tensor of n elements by
+n protobuf messages, also where it is a weight of a billion floats. So it is let loose only on nodes whose inputs are
+known to be short lists of integers; the others are hidden meanwhile, and the two kinds of inference alternate.
 
 A graph with nodes of several opsets (functions have their own imports) is inferred
 once per opset, the nodes of the others hidden, until nothing new is learnt.
@@ -57,7 +57,11 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     size = 0
     for _ in range(MAX_ROUNDS):
         for opsets in groups:
-            others = {node.name for node in walk(model.graph) if skeleton.opsets.get(node.name, {}) != opsets}
+            others = {  # never control flow: what is hidden has its bodies hidden with it
+                node.name
+                for node in walk(model.graph)
+                if skeleton.opsets.get(node.name, {}) != opsets and not any(True for _ in body_graphs(node))
+            }
             hidden = hide(model, others)
             set_imports(model, {**skeleton.imports(), **opsets})
             model = _infer_visible(model, notes)

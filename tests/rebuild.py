@@ -18,7 +18,9 @@ def rebuild(graph: Graph, store: WeightStore, outputs: list[onnx.ValueInfoProto]
     proto = _graph(graph, store)
     del proto.output[:]
     proto.output.extend(outputs)
-    imports = [helper.make_opsetid(domain, opset if domain == "" else version) for domain, version in graph.opsets.items()]
+    imports = [
+        helper.make_opsetid(domain, opset if domain == "" else version) for domain, version in graph.opsets.items()
+    ]
     return helper.make_model(proto, opset_imports=imports, ir_version=10)
 
 
