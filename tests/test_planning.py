@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from outrider.scheduler.planning import (
     CALLER,
     ClaimError,
