@@ -24,6 +24,7 @@ from outrider.shm.errors import (
     LayoutError,
     OutOfMemoryError,
     OutriderError,
+    WeightFileChangedError,
 )
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
     "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
     "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
     "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "UnknownOptionError", "UnknownProviderError",
-    "UnsupportedOpError", "UnsupportedOptionError", "WireError", "WorkerDiedError",
+    "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError", "WorkerDiedError",
 ]  # fmt: skip
 
 
