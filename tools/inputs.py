@@ -85,7 +85,7 @@ def read_inputs(signature: Sequence[NodeArg], files: Iterable[str], feed: str | 
 
 
 def restore(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """An array from a file as `dtype`: bfloat16, float8 and int4, which numpy's format cannot name, come as raw bytes."""
+    """An array from a file as `dtype`; numpy's format has no bfloat16, float8 or int4 and stores raw bytes."""
     if array.dtype.kind == "V" and array.dtype.names is None and split_type(dtype)[0] == "tensor" and dtype:
         wanted = numpy_dtype(dtype)
         if wanted.itemsize == array.dtype.itemsize:
