@@ -62,3 +62,15 @@ class ChannelClosedError(OutriderError, ConnectionError):
     """The other end of a descriptor channel is gone."""
 
     _fields = ()
+
+
+class RangesFullError(OutriderError, ValueError):
+    """No free range of the size asked for is left. `largest`: bytes of the largest one that is."""
+
+    _fields = ("asked", "largest")
+
+
+class WeightFileChangedError(OutriderError, OSError):
+    """A file of external weights is missing, or no longer the one that the model was loaded with."""
+
+    _fields = ("path", "reason", "expected", "found")

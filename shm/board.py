@@ -1,0 +1,274 @@
+"""The board: what one writer says about its edges, at the start of its segment.
+
+Every word is 64 bits, native byte order, and has one writer: the segment's. Bytes from 0:
+
+    header   8 words   magic, generation, edges, slots, 4 unused
+    done     edges x slots words, `[edge][slot]`: run << 16 | layout number
+    records  LAYOUTS_PER_EDGE x edges x slots records of 32 words, `[number - 1][edge][slot]`, from the next multiple of
+             256: version, kind, dtype number, item size, offset, nbytes, block + 1 (0: not in the output pool), rank,
+             24 dimensions
+    arena    from the next page: the places of values
+
+Order of writes: header once, magic last. A record: version 0, the fields, then a version that this board has not used
+before. `done` last of all: whoever reads run and number there finds record and bytes complete. Runs count from 1 (48
+bits), so a fresh board announces nothing; layout number 0 is *void*, a value that failed to come.
+
+A record belongs to one slot of one edge, and a slot holds one run at a time: a number is redefined only for a later run
+of the same slot, so no reader of the present run looks at it.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from dataclasses import dataclass
+
+from outrider.shm.errors import LayoutError
+from outrider.shm.segment import ALIGN, Segment, page_up
+
+TENSOR = 1
+"""Kind: elements of one dtype, C-contiguous."""
+ENCODED = 2
+"""Kind: bytes whose meaning the reader knows (strings, sequences, maps)."""
+NONE = 3
+"""Kind: no value (an empty optional)."""
+
+VOID = 0
+"""The layout number of a value that failed to come."""
+LAYOUTS_PER_EDGE = 16
+"""How many layouts each slot of an edge remembers; numbers are 1 to this."""
+MAX_RANK = 24
+
+_MAGIC = 0x52_45_44_49_52_54_55_4F  # "OUTRIDER"
+_HEADER = 8
+_RECORD = 32
+_FIELDS = 8
+_DIM_LIMIT = 1 << 62
+_POPULATE = 1 << 16  # bytes of records that get memory together: asking costs more than the pages
+
+# x86 keeps the order of stores and of loads; elsewhere a lock taken and released stands between data and word.
+_STRONG_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
+_fence_lock = threading.Lock()
+
+
+def _fence() -> None:
+    with _fence_lock:
+        pass
+
+
+def word(run: int, number: int) -> int:
+    """The `done` word of a run and a layout number."""
+    return run << 16 | number
+
+
+def run_of(word: int) -> int:
+    """The run in a `done` word; 0 before the first."""
+    return word >> 16
+
+
+def number_of(word: int) -> int:
+    """The layout number in a `done` word; VOID for a value that failed to come."""
+    return word & 0xFFFF
+
+
+def arena_start(edges: int, slots: int) -> int:
+    """First byte behind the board, page-aligned."""
+    return page_up((_records_at(edges, slots) + LAYOUTS_PER_EDGE * edges * slots * _RECORD) * 8)
+
+
+def _records_at(edges: int, slots: int) -> int:
+    """Index of the first word of the first record."""
+    return -(-(_HEADER + edges * slots) // _RECORD) * _RECORD
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a value lies and what it is: `nbytes` at `offset` of its writer's segment, or of its output pool.
+
+    `dtype` is a number that the users of the board agree on, `itemsize` the bytes of one element. `block` is the block
+    of the output pool, None for a place in the segment. NONE has neither bytes nor shape.
+    """
+
+    kind: int
+    dtype: int
+    itemsize: int
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    block: int | None = None
+
+
+class BoardWriter:
+    """The writing side of a board. Raises OutOfMemoryError if there is no memory for it."""
+
+    def __init__(self, segment: Segment, edges: int, slots: int, generation: int) -> None:
+        self._segment = segment
+        self._words = segment.words
+        self._slots = slots
+        self._pairs = edges * slots
+        self._records = _records_at(edges, slots)
+        self._arena = arena_start(edges, slots)
+        segment.populate(0, (_HEADER + self._pairs) * 8, "board")
+        self._version = 0
+        self._known: list[dict[Layout, int] | None] = [None] * self._pairs
+        self.redefined = 0
+        """How often a number got a new meaning: whoever keeps numbers looks them up again when this has changed."""
+        words = self._words
+        words[1], words[2], words[3] = generation, edges, slots
+        if not _STRONG_ORDER:
+            _fence()
+        words[0] = _MAGIC
+
+    def number(self, edge: int, slot: int, layout: Layout) -> int:
+        """The number of a layout on this slot of an edge, defined now if it is new.
+
+        With all numbers taken the one least recently asked for is redefined: call this only between the start of the
+        slot's run and its `publish`.
+        """
+        pair = edge * self._slots + slot
+        known = self._known[pair]
+        if known is None:
+            known = self._known[pair] = {}
+        number = known.pop(layout, None)
+        if number is None:
+            # Dicts keep the order of insertion, and every use inserts anew: the first is the least recently used.
+            if len(known) == LAYOUTS_PER_EDGE:
+                number = known.pop(next(iter(known)))
+                self.redefined += 1
+            else:
+                number = len(known) + 1
+            try:
+                self._define(pair, number, layout)
+            except BaseException:
+                # The number is lost from the dict: forget all, or the next definition might reuse a live one.
+                self._known[pair] = None
+                raise
+        known[layout] = number
+        return number
+
+    def publish(self, edge: int, slot: int, run: int, number: int) -> None:
+        """Announce that the value of `run` is complete. Ring the consumers' doorbells after it."""
+        if not _STRONG_ORDER:
+            _fence()
+        self._words[8 + edge * self._slots + slot] = run << 16 | number
+
+    def void(self, edge: int, slot: int, run: int) -> None:
+        """Announce that the value of `run` will not come."""
+        self._words[8 + edge * self._slots + slot] = run << 16
+
+    def _define(self, pair: int, number: int, layout: Layout) -> None:
+        rank = len(layout.shape)
+        if rank > MAX_RANK:
+            raise LayoutError(f"a value of rank {rank} cannot cross processes; the limit is {MAX_RANK}", what="rank")
+        at = self._records + ((number - 1) * self._pairs + pair) * _RECORD
+        start = at * 8 // _POPULATE * _POPULATE
+        self._segment.populate(start, min(_POPULATE, self._arena - start), "board")
+        words = self._words
+        words[at] = 0
+        words[at + 1] = layout.kind
+        words[at + 2] = layout.dtype
+        words[at + 3] = layout.itemsize
+        words[at + 4] = layout.offset
+        words[at + 5] = layout.nbytes
+        words[at + 6] = 0 if layout.block is None else layout.block + 1
+        words[at + 7] = rank
+        for axis in range(rank):
+            words[at + _FIELDS + axis] = layout.shape[axis]
+        if not _STRONG_ORDER:
+            _fence()
+        self._version += 1
+        words[at] = self._version
+
+
+class BoardReader:
+    """The reading side of a board: raw words, and layouts that are checked before anyone builds an array on them.
+
+    It may be made before the writer has written its header. `pool` is the writer's output pool, if it has one; it may
+    be set later.
+    """
+
+    def __init__(self, segment: Segment, edges: int, slots: int, generation: int, pool: Segment | None = None) -> None:
+        self.pool = pool
+        self.segment = segment
+        self._words = segment.words
+        self._slots = slots
+        self._pairs = edges * slots
+        self._records = _records_at(edges, slots)
+        self._header = (_MAGIC, generation, edges, slots)
+        self._arena = arena_start(edges, slots)
+        self._layouts: dict[int, tuple[int, Layout]] = {}
+
+    def word(self, edge: int, slot: int) -> int:
+        """The `done` word: see `run_of` and `number_of`."""
+        value = self._words[8 + edge * self._slots + slot]
+        if not _STRONG_ORDER:
+            _fence()
+        return value
+
+    def layout(self, edge: int, slot: int, number: int) -> Layout:
+        """The layout behind a number that `word` gave. Raises LayoutError if its record is malformed."""
+        at = self._records + ((number - 1) * self._pairs + edge * self._slots + slot) * _RECORD
+        found = self._layouts.get(at)
+        if found is not None and found[0] == self._words[at]:
+            return found[1]
+        if not 1 <= number <= LAYOUTS_PER_EDGE:
+            raise self._malformed(edge, slot, number, f"layout numbers are 1 to {LAYOUTS_PER_EDGE}")
+        header = tuple(self._words[:4])
+        if header != self._header:
+            raise self._malformed(edge, slot, number, f"the board's header is {header}, expected {self._header}")
+        version = self._words[at]
+        layout = self._checked(edge, slot, number, self._words[at + 1 : at + _RECORD].tolist())
+        if version == 0 or self._words[at] != version:
+            raise self._malformed(edge, slot, number, "its record is not complete")
+        self._layouts[at] = (version, layout)
+        return layout
+
+    def _checked(self, edge: int, slot: int, number: int, record: list[int]) -> Layout:
+        kind, dtype, itemsize, offset, nbytes, block, rank = record[:7]
+        if kind not in (TENSOR, ENCODED, NONE):
+            raise self._malformed(edge, slot, number, f"kind {kind} is unknown")
+        if rank > MAX_RANK:
+            raise self._malformed(edge, slot, number, f"rank {rank} is above {MAX_RANK}")
+        shape = tuple(record[7 : 7 + rank])
+        expected = itemsize
+        for dim in shape:
+            expected *= dim
+            if dim >= _DIM_LIMIT:
+                raise self._malformed(edge, slot, number, f"dimension {dim} is above {_DIM_LIMIT}")
+        if kind == NONE:
+            if offset or nbytes or block or rank:
+                raise self._malformed(edge, slot, number, "no value has no place", offset, nbytes)
+            return Layout(NONE, dtype, itemsize, (), 0, 0)
+        if kind == TENSOR and (itemsize == 0 or expected != nbytes):
+            raise self._malformed(
+                edge, slot, number, f"shape {shape} of {itemsize}-byte items is not {nbytes} bytes", offset, nbytes
+            )
+        if offset % ALIGN:
+            raise self._malformed(edge, slot, number, f"offset {offset} is not a multiple of {ALIGN}", offset, nbytes)
+        if block:
+            if self.pool is None:
+                raise self._malformed(edge, slot, number, "its writer has no output pool", offset, nbytes)
+            first, limit = 0, self.pool.nbytes
+        else:
+            first, limit = self._arena, self.segment.nbytes
+        if offset < first or offset + nbytes > limit:
+            raise self._malformed(
+                edge,
+                slot,
+                number,
+                f"bytes {offset} to {offset + nbytes} are outside {first} to {limit}",
+                offset,
+                nbytes,
+            )
+        return Layout(kind, dtype, itemsize, shape, offset, nbytes, block - 1 if block else None)
+
+    def _malformed(
+        self, edge: int, slot: int, number: int, reason: str, offset: int | None = None, nbytes: int | None = None
+    ) -> LayoutError:
+        return LayoutError(
+            f"layout {number} of edge {edge}, slot {slot} is malformed: {reason}",
+            what=f"edge {edge}",
+            offset=offset,
+            nbytes=nbytes,
+            limit=self.segment.nbytes,
+        )

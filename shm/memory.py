@@ -1,0 +1,122 @@
+"""How much memory may still be touched, and the typed refusal when that is too little.
+
+A memory cgroup over its limit kills, and shared memory that the machine cannot back ends in SIGBUS: neither can be
+caught. So everything here that populates memory asks first. Nothing is cached but the places to look at: one question
+costs three or four small reads of procfs.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from outrider.shm.errors import OutOfMemoryError
+
+# Left to the processes themselves: interpreters, stacks, the kernel's own tables for the pages asked for.
+RESERVE = 32 << 20
+
+# Names of (limit, usage, reclaimable line of memory.stat) in cgroup v2 and v1.
+_V2 = ("memory.max", "memory.current", b"inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", b"total_inactive_file")
+
+
+class MemoryGroup:
+    """One memory cgroup that exists: where its limit, usage and statistics are read."""
+
+    __slots__ = ("limit", "usage", "statistics", "reclaimable")
+
+    def __init__(self, folder: Path, names: tuple[str, str, bytes]) -> None:
+        self.limit = folder / names[0]
+        self.usage = folder / names[1]
+        self.statistics = folder / "memory.stat"
+        self.reclaimable = names[2]
+
+    def available(self, most: int) -> int:
+        """Bytes below the limit, file cache that can be dropped at once included; `most` if that is less."""
+        limit = _number(self.limit)
+        if limit is None:
+            return most
+        left = limit - (_number(self.usage) or 0)
+        if left < most:  # the statistics are the slow part to read
+            left += _line(self.statistics, self.reclaimable)
+        return min(left, most)
+
+
+def memory_groups(membership: str, root: Path) -> list[MemoryGroup]:
+    """The memory cgroups of a process, from its own up to the root.
+
+    `membership` is the text of `/proc/<pid>/cgroup`, `root` the folder where cgroups are mounted. Folders that are not
+    visible (a container sees its own group as the root) are left out.
+    """
+    groups = []
+    for line in membership.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            mounts, names = [root, root / "unified"], _V2
+        elif "memory" in controllers.split(","):
+            mounts, names = [root / "memory"], _V1
+        else:
+            continue
+        for mount in mounts:
+            folder = mount / path.lstrip("/")
+            for candidate in (folder, *folder.parents):
+                if (candidate / names[0]).exists():
+                    groups.append(MemoryGroup(candidate, names))
+                if candidate == mount:
+                    break
+    return groups
+
+
+def available_bytes() -> int:
+    """Bytes that may be populated now: the least of MemAvailable and what each memory cgroup leaves, less RESERVE."""
+    least = _line(Path("/proc/meminfo"), b"MemAvailable:") << 10
+    for group in _own_groups():
+        least = group.available(least)
+    return max(0, least - RESERVE)
+
+
+def check(value: str, asked: int) -> None:
+    """Raise OutOfMemoryError unless `asked` more bytes may be populated for `value` (its name in the message)."""
+    available = available_bytes()
+    if asked > available:
+        raise OutOfMemoryError(
+            f"{value} needs {asked} more bytes where {available} are available; "
+            "use smaller inputs, or give this process more memory",
+            value=value,
+            asked=asked,
+            available=available,
+        )
+
+
+@lru_cache(maxsize=1)
+def _own_groups() -> tuple[MemoryGroup, ...]:
+    try:
+        membership = Path("/proc/self/cgroup").read_text()
+    except OSError:
+        return ()
+    return tuple(memory_groups(membership, Path("/sys/fs/cgroup")))
+
+
+def _number(path: Path) -> int | None:
+    """The integer in a file; None where it says `max`, or where there is no such file (any more)."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _line(path: Path, key: bytes) -> int:
+    """The integer behind `key` in a file of lines `key value`; 0 where it is absent."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except OSError:
+        return 0
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == key:
+            return int(words[1])
+    return 0

@@ -1,0 +1,31 @@
+"""Two facts about processes that the standard library does not wrap well: who died, and dying with one's parent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+def pidfd_of(pid: int) -> int:
+    """A descriptor that becomes readable when process `pid` ends (close-on-exec, yours).
+
+    Raises ProcessLookupError if there is no such process. Until a child is waited for, its pid is not reused.
+    """
+    return os.pidfd_open(pid)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel send SIGKILL to this process when the thread that started it ends.
+
+    It works while native code holds the interpreter lock, which no thread of this process could. `parent` is the pid
+    that started it: raises ProcessLookupError if that one is gone already, for then no signal will come.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    if os.getppid() != parent:
+        raise ProcessLookupError(f"the parent process {parent} is gone")
