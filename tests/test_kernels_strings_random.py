@@ -38,9 +38,7 @@ def test_a_bad_pattern_is_refused_with_the_reason() -> None:
 @pytest.mark.parametrize("attributes", [{}, {"delimiter": "-"}, {"delimiter": "", "maxsplit": 1}])
 def test_split(attributes: dict[str, Any]) -> None:
     x = words("a b  c", "d-e-f", "", "g").reshape(2, 2)
-    expected = [
-        str(item).split(attributes.get("delimiter") or None, attributes.get("maxsplit", -1)) for item in x.flat
-    ]
+    expected = [str(item).split(attributes.get("delimiter") or None, attributes.get("maxsplit", -1)) for item in x.flat]
     width = max(map(len, expected))
     padded = np.array([parts + [""] * (width - len(parts)) for parts in expected], object).reshape(2, 2, width)
     counts = np.array([len(parts) for parts in expected]).reshape(2, 2)
