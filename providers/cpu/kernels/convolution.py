@@ -105,7 +105,7 @@ def _by_taps(windows: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class _Band:
-    """A block of a depthwise convolution; `cropped` is the part of `product` that belongs to `out` (None: it is `out`)."""
+    """A block of a depthwise convolution; `cropped`: the part of `product` that goes to `out` (None: it lies there)."""
 
     columns: np.ndarray
     source: np.ndarray
@@ -149,10 +149,10 @@ def _band_width(length: int) -> int:
 def _depthwise(
     b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, i: int, known: np.ndarray | None
 ) -> None:
-    """One input channel per group: each row of columns makes `width` neighbours along the last axis, channel by channel.
+    """One input channel per group: each row of columns makes `width` neighbours along the last axis.
 
-    The weights of a channel become a banded matrix. Its zeros cost multiplications, yet the GEMM is several times faster
-    than passes over shifted views.
+    The weights of a channel become a banded matrix. Its zeros cost multiplications, yet the GEMM is several times
+    faster than passes over shifted views.
     """
     images, channels, dtype = x.shape[0], x.shape[1], y.dtype
     times, length, stride, dilation = y.shape[1] // channels, g.out[-1], g.strides[-1], g.dilations[-1]
@@ -326,12 +326,13 @@ def _placed(p: Transposed, spatial: tuple[int, ...], kernel_shape: tuple[int, ..
 
 
 def _run_spread(
-    images: list[tuple[np.ndarray, np.ndarray]], weights: np.ndarray, matrix: np.ndarray, columns: np.ndarray
+    images: list[tuple[np.ndarray, list[np.ndarray]]], weights: np.ndarray, matrix: np.ndarray, taps: list[np.ndarray]
 ) -> None:
     """Taps that tile the output: each position is written once."""
     for x, places in images:
         np.matmul(weights, x, matrix)
-        np.copyto(places, columns)
+        for place, column in zip(places, taps, strict=True):
+            np.copyto(place, column)
 
 
 def _run_scatter(
@@ -366,16 +367,14 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
         count, depth = math.prod(g.out), per_group * math.prod(g.kernel)
         weights = b.reshaped(w, (p.group, channels, depth)).swapaxes(1, 2)
         flat = b.reshaped(x, (images, p.group, channels, count))
-        features, rank = p.group * per_group, len(g.out)
+        features = p.group * per_group
         columns = b.scratch((features,) + g.kernel + g.out, dtype)
         matrix = columns.reshape(p.group, depth, count)
         if out == tuple(o * s for o, s in zip(g.out, g.strides, strict=True)) and g.kernel == g.strides:
-            tiles = result.reshape(
-                (images, features) + tuple(n for pair in zip(g.out, g.kernel, strict=True) for n in pair)
-            )
-            order = (0, 1, *range(3, 2 * rank + 2, 2), *range(2, 2 * rank + 2, 2))
-            pairs = list(zip(flat, tiles.transpose(order), strict=True))
-            b.step(_run_spread, pairs, weights, matrix, columns)
+            each = [(slice(None), *tap) for tap in g.taps()]
+            steps = [tuple(slice(t, None, k) for t, k in zip(tap, g.kernel, strict=True)) for tap in g.taps()]
+            images_out = [(flat[n], [result[(n, slice(None), *step)] for step in steps]) for n in range(images)]
+            b.step(_run_spread, images_out, weights, matrix, [columns[at] for at in each])
         else:
             length = tuple(max(e, o + f) for e, o, f in zip(g.extent, out, g.begin, strict=True))
             total = b.scratch((features,) + length, dtype)
