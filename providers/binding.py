@@ -50,7 +50,7 @@ class _Binding:
     run: Run = None  # type: ignore[assignment]
     numbers: list[int] = field(default_factory=list)  # layout number per output, -1 where the run returns a value
     arrays: list[Union[np.ndarray, None]] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[tuple[int, int]] = field(default_factory=list)
 
 
 class BoundUnit:
@@ -88,17 +88,17 @@ class BoundUnit:
         binding = None
         if variants is not None:
             for candidate in variants:
-                if not candidate.blocks or all(self._pool.is_free(block) for block in candidate.blocks):
+                if not candidate.blocks or all(self._pool.is_free(*block) for block in candidate.blocks):
                     binding = candidate
                     break
         if binding is None:
             binding = self._bind(slot, key, inputs, pooled=variants is None or len(variants) < VARIANTS)
-        for block in binding.blocks:
-            self._pool.retake(block)
+        for block, _ in binding.blocks:
+            self._pool.take_again(block)
         try:
             return self._results(slot, binding, binding.run(inputs))
         except BaseException:
-            for block in binding.blocks:
+            for block, _ in binding.blocks:
                 self._pool.give_back(block)
             raise
 
@@ -139,10 +139,10 @@ class BoundUnit:
         try:
             binding.run = self.program.bind(inputs, place)
         except BaseException:
-            for block in binding.blocks:
+            for block, _ in binding.blocks:
                 self._pool.give_back(block)
             raise
-        for block in binding.blocks:  # taken again by the run
+        for block, _ in binding.blocks:  # taken again by the run
             self._pool.give_back(block)
         self._counters.bound += 1
         if epoch != self._places.epoch:  # a buffer moved meanwhile: older bindings point to its old place
@@ -154,7 +154,7 @@ class BoundUnit:
 
     def _place(
         self, i: int, slot: int, dtype: str, shape: tuple[int, ...], pooled: bool
-    ) -> tuple[np.ndarray, int, Union[int, None]]:
+    ) -> tuple[np.ndarray, int, Union[tuple[int, int], None]]:
         port, kind = self.outputs[i], numpy_dtype(dtype)
         if pooled and port.result:
             nbytes = kind.itemsize * math.prod(shape)
@@ -162,7 +162,7 @@ class BoundUnit:
             if taken is not None:
                 block, offset = taken
                 layout = Layout(TENSOR, NUMBER[dtype], kind.itemsize, shape, offset, nbytes, block)
-                return self._pool.segment.array(offset, kind, shape), self._board.number(port.edge, slot, layout), block
+                return self._pool.segment.array(offset, kind, shape), self._board.number(port.edge, slot, layout), taken
         array, number = self._places.tensor(port.edge, slot, NUMBER[dtype], kind, shape, port.name)
         return array, number, None
 

@@ -15,10 +15,10 @@ from outrider.shm.weights import WeightMap
 
 
 class Constants:
-    """Resolves TensorRefs: one weight segment (`fd`) and any external files. Arrays are cached, shared and read-only."""
+    """Resolves TensorRefs: weight segments (id -> descriptor) and external files. Arrays are cached and read-only."""
 
-    def __init__(self, fd: int, maps: Union[WeightMap, None] = None) -> None:
-        self._fd = fd
+    def __init__(self, segments: Mapping[int, int], maps: Union[WeightMap, None] = None) -> None:
+        self._segments = segments
         self._maps = WeightMap() if maps is None else maps
         self._cache: dict[tuple[Any, ...], np.ndarray] = {}
 
@@ -39,7 +39,10 @@ class Constants:
         elif ref.path:
             view = self._maps.file_view(ref.path, ref.offset, ref.nbytes, ref.file_size, ref.file_mtime_ns)
         else:
-            view = self._maps.segment_view(self._fd, ref.offset, ref.nbytes)
+            descriptor = self._segments.get(ref.segment)
+            if descriptor is None:
+                raise WireError(f"no weight segment is numbered {ref.segment}", where="TensorRef", reason="unknown segment")
+            view = self._maps.segment_view(descriptor, ref.offset, ref.nbytes)
         if ref.dtype == "string":
             return _strings(view, ref.shape, count)
         dtype = numpy_dtype(ref.dtype)

@@ -7,6 +7,7 @@ the same run, newer than the last one it served; it runs its units in order, pub
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
@@ -16,6 +17,7 @@ from outrider.providers.adapters import compile_unit
 from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
+from outrider.providers.failures import fail
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain
@@ -102,7 +104,11 @@ class Partition:
         numbers: dict[str, int] = {}
         for unit in self.units:
             arguments = [known[value.name] for value in unit.unit.inputs]
-            for port_out, (number, value) in zip(unit.outputs, unit.run(slot, arguments)):
+            try:
+                results = unit.run(slot, arguments)
+            except (Exception, SystemExit) as error:  # a provider may raise anything
+                fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
+            for port_out, (number, value) in zip(unit.outputs, results):
                 known[port_out.name] = value
                 numbers[port_out.name] = number
         return [(edge, numbers[name]) for name, edge in self.outputs]
@@ -117,6 +123,7 @@ class LoadedSession:
         provider: Provider,
         provider_name: str,
         take: Callable[[int], int],
+        constants: Constants,
         send: Callable[[Any], None],
     ) -> None:
         self.session = message.session
@@ -127,21 +134,21 @@ class LoadedSession:
         self.refused: list[dict[str, Any]] = []
         self._send = send
         self._unloads: list[Callable[[], None]] = []
-        self._constants = Constants(take(message.weights))
+        self._constants = constants
         slots = message.slots
         readers: dict[int, BoardReader] = {}
         for entry in message.boards:
-            board, fd, edges = entry["board"], take(entry["segment"]), entry["edges"]
+            board, edges = entry["board"], entry["edges"]
+            segment = _mapped(take(entry["segment"]), writable=board == message.own)
             if board == message.own:
-                segment = Segment(fd, writable=True)
                 self._board = BoardWriter(segment, edges, slots, message.generation)
                 self._places = Places(segment, self._board, edges, slots)
-            else:
-                readers[board] = BoardReader(Segment(fd, writable=False), edges, slots, message.generation)
-        self._bells = {int(board): Doorbell(take(fd)) for board, fd in message.bells.items()}
+            # Its own board too: a partition may read what an earlier one of the same worker wrote.
+            readers[board] = BoardReader(segment, edges, slots, message.generation)
+        self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
         self._slot_bells = [Doorbell(take(fd)) for fd in message.slot_bells]
         self._pool = PoolWriter(
-            Segment(take(message.pool), writable=True),
+            _mapped(take(message.pool), writable=True),
             readers[0].segment.words,
             message.pool_words,
             message.pool_blocks,
@@ -232,7 +239,7 @@ class LoadedSession:
             "bound": self.counters.bound,
             "copies": self.counters.copies,
             "copied_bytes": self.counters.copied_bytes,
-            "allocated_bytes": self._places.allocated_bytes + self._pool.allocated_bytes,
+            "allocated_bytes": self._places.allocated_bytes + self._pool.pooled_bytes(),
         }
 
     def unload(self) -> None:
@@ -243,3 +250,11 @@ class LoadedSession:
         self._lanes.clear()
         for bell in (*self._bells.values(), *self._slot_bells):
             bell.close()
+
+
+def _mapped(fd: int, writable: bool) -> Segment:
+    """Map a segment; its descriptor is not needed afterwards."""
+    try:
+        return Segment(fd, writable=writable)
+    finally:
+        os.close(fd)

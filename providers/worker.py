@@ -109,7 +109,8 @@ class Worker:
         self.control = Control(boot["endpoint"], boot["identity"].encode(), boot["coordinator"], self.bell)
         self.boot = boot
         self.sessions: dict[int, LoadedSession] = {}
-        self.weights: dict[int, int] = {}  # session -> descriptor of its inline weights
+        self.weights: dict[int, dict[int, int]] = {}  # session -> weight segment -> its descriptor
+        self.constants: dict[int, Constants] = {}
         self.provider: Provider
 
     def start(self) -> None:
@@ -122,8 +123,9 @@ class Worker:
                 Context(boot["options"], boot["device"], boot["threads"], logging.getLogger(f"outrider.provider.{self.name}"))
             )
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
-            story = traceback.format_exc()[-65536:]
-            reason = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
+            known = isinstance(error, OutriderError)  # its message says it all
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            story = "" if known else traceback.format_exc()[-65536:]
             self.control.send(messages.StartFailed(boot["incarnation"], reason, story))
             self.control.finish()
             raise SystemExit(EXIT_START) from error
@@ -169,10 +171,13 @@ class Worker:
     def _take(self, descriptor: int) -> int:
         return self.channel.take(descriptor, timeout=DESCRIPTOR_SECONDS)
 
-    def _weights(self, session: int, descriptor: int) -> int:
-        if session not in self.weights:
-            self.weights[session] = self._take(descriptor)
-        return self.weights[session]
+    def _constants(self, session: int, weights: dict[int, int]) -> Constants:
+        """The constants of a session; segments are received once, whichever message names them first."""
+        held = self.weights.setdefault(session, {})
+        for segment, descriptor in weights.items():
+            if segment not in held:
+                held[segment] = self._take(descriptor)
+        return self.constants.setdefault(session, Constants(held))
 
     def claims(self, message: messages.Claim) -> messages.Claims:
         """Ask the provider; what it raises, or answers against the contract, travels as the error."""
@@ -181,7 +186,7 @@ class Worker:
         error: Union[dict[str, Any], None] = None
         try:
             plain = unpack_graph(message.graph)
-            graph = Constants(self._weights(message.session, message.weights)).graph(plain)
+            graph = self._constants(message.session, message.weights).graph(plain)
             known = {id(node): node.index for node in graph.nodes}
             for answer in self._answers(graph):
                 if isinstance(answer, Claim):
@@ -216,26 +221,28 @@ class Worker:
     def load(self, message: messages.Load) -> None:
         """Compile the session's partitions, in place of an earlier generation."""
         self.unload(message.session, keep_weights=True)
-        weights = self._weights(message.session, message.weights)
-        loaded = LoadedSession(
-            message,
-            self.provider,
-            self.name,
-            lambda descriptor: weights if descriptor == message.weights else self._take(descriptor),
-            self.control.send,
-        )
-        if loaded.refused:
-            loaded.unload()
+        constants = self._constants(message.session, message.weights)
+        try:
+            loaded = LoadedSession(message, self.provider, self.name, self._take, constants, self.control.send)
+        except (OutriderError, OSError, MemoryError) as error:
+            plain = error_to_plain(error)
+            refused = [{"partition": -1, "unit": -1, "reason": plain["message"], "traceback": plain["traceback"]}]
         else:
-            self.sessions[message.session] = loaded
-        self.control.send(messages.Loaded(message.session, message.generation, loaded.refused))
+            refused = loaded.refused
+            if refused:
+                loaded.unload()
+            else:
+                self.sessions[message.session] = loaded
+        self.control.send(messages.Loaded(message.session, message.generation, refused))
 
     def unload(self, session: int, keep_weights: bool = False) -> None:
         loaded = self.sessions.pop(session, None)
         if loaded is not None:
             loaded.unload()
-        if not keep_weights and session in self.weights:
-            os.close(self.weights.pop(session))
+        if not keep_weights:
+            self.constants.pop(session, None)
+            for descriptor in self.weights.pop(session, {}).values():
+                os.close(descriptor)
 
     def stats(self) -> dict[str, Any]:
         sessions = {str(number): loaded.stats() for number, loaded in self.sessions.items()}
@@ -250,10 +257,10 @@ class Worker:
 
 def main(boot_fd: int) -> NoReturn:
     """Entry point; never returns."""
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(boot_fd, "rb") as file:
         boot = msgpack.unpackb(file.read(), strict_map_key=False)
+    die_with_parent(boot["parent"])
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     worker = Worker(boot)
     worker.start()

@@ -74,6 +74,7 @@ class Worker:
         self.channel: DescriptorChannel | None = None
         self.output: collections.deque[bytes] = collections.deque()
         self.output_bytes = 0
+        self.output_fd = -1
         self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
         self.death: WorkerDiedError | None = None
         self._descriptor = 0
@@ -163,6 +164,10 @@ class Monitor(threading.Thread):
         """Send a message that has no reply; a worker that is gone does not get it."""
         body = messages.pack(message)
         self.call(lambda: self._send(worker, body) if worker.alive else None)
+
+    def kill(self, worker: Worker) -> None:
+        """End a worker that does not answer."""
+        self.call(lambda: self._kill(worker))
 
     def start_worker(self, worker: Worker) -> None:
         """Start the worker's next incarnation; `worker.ready` is a new future."""
@@ -261,7 +266,7 @@ class Monitor(threading.Thread):
         worker.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
         self._watch(worker.pidfd, lambda: self._exited(worker))
         self._watch(reader, lambda: self._read_output(worker, reader))
-        worker.output_fd = reader  # type: ignore[attr-defined]
+        worker.output_fd = reader
 
     def _watch(self, fd: int, action: Callable[[], None]) -> None:
         self._watched[fd] = action
@@ -325,7 +330,7 @@ class Monitor(threading.Thread):
         code = worker.process.wait()
         self._unwatch(worker.pidfd)
         worker.pidfd = -1
-        reader = worker.output_fd  # type: ignore[attr-defined]
+        reader = worker.output_fd
         while reader in self._watched:  # what it wrote last; a grandchild may keep the pipe open
             before = worker.output_bytes
             self._read_output(worker, reader)
@@ -404,7 +409,7 @@ def environment(worker: Worker) -> dict[str, str]:
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_THREAD_TIMEOUT": "4",  # the default burns 112 ms of CPU after each GEMM
         "OMP_WAIT_POLICY": "passive",
-        "PYTHONUNBUFFERED": "1",
+        
     }
     return {**os.environ, **fixed, **worker.spec.env}
 

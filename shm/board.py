@@ -9,7 +9,7 @@ Every word is 64 bits, native byte order, and has one writer: the segment's. Byt
              24 dimensions
     arena    from the next page: the places of values
 
-Order of writes: header once, magic last. A record: version 0, the fields, then the version, one higher than ever
+Order of writes: header once, magic last. A record: version 0, the fields, then a version that this board has not used
 before. `done` last of all: whoever reads run and number there finds record and bytes complete. Runs count from 1 (48
 bits), so a fresh board announces nothing; layout number 0 is *void*, a value that failed to come.
 
@@ -109,7 +109,10 @@ class BoardWriter:
         self._records = _records_at(edges, slots)
         self._arena = arena_start(edges, slots)
         segment.populate(0, (_HEADER + self._pairs) * 8, "board")
+        self._version = 0
         self._known: list[dict[Layout, int] | None] = [None] * self._pairs
+        self.redefined = 0
+        """How often a number got a new meaning: whoever keeps numbers looks them up again when this has changed."""
         words = self._words
         words[1], words[2], words[3] = generation, edges, slots
         if not _STRONG_ORDER:
@@ -129,7 +132,11 @@ class BoardWriter:
         number = known.pop(layout, None)
         if number is None:
             # Dicts keep the order of insertion, and every use inserts anew: the first is the least recently used.
-            number = known.pop(next(iter(known))) if len(known) == LAYOUTS_PER_EDGE else len(known) + 1
+            if len(known) == LAYOUTS_PER_EDGE:
+                number = known.pop(next(iter(known)))
+                self.redefined += 1
+            else:
+                number = len(known) + 1
             try:
                 self._define(pair, number, layout)
             except BaseException:
@@ -157,7 +164,6 @@ class BoardWriter:
         start = at * 8 // _POPULATE * _POPULATE
         self._segment.populate(start, min(_POPULATE, self._arena - start), "board")
         words = self._words
-        version = words[at]
         words[at] = 0
         words[at + 1] = layout.kind
         words[at + 2] = layout.dtype
@@ -170,7 +176,8 @@ class BoardWriter:
             words[at + _FIELDS + axis] = layout.shape[axis]
         if not _STRONG_ORDER:
             _fence()
-        words[at] = version + 1
+        self._version += 1
+        words[at] = self._version
 
 
 class BoardReader:
@@ -182,7 +189,7 @@ class BoardReader:
 
     def __init__(self, segment: Segment, edges: int, slots: int, generation: int, pool: Segment | None = None) -> None:
         self.pool = pool
-        self._segment = segment
+        self.segment = segment
         self._words = segment.words
         self._slots = slots
         self._pairs = edges * slots
@@ -243,7 +250,7 @@ class BoardReader:
                 raise self._malformed(edge, slot, number, "its writer has no output pool", offset, nbytes)
             first, limit = 0, self.pool.nbytes
         else:
-            first, limit = self._arena, self._segment.nbytes
+            first, limit = self._arena, self.segment.nbytes
         if offset < first or offset + nbytes > limit:
             raise self._malformed(
                 edge,
@@ -263,5 +270,5 @@ class BoardReader:
             what=f"edge {edge}",
             offset=offset,
             nbytes=nbytes,
-            limit=self._segment.nbytes,
+            limit=self.segment.nbytes,
         )

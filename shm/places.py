@@ -1,8 +1,8 @@
 """Where the values of one writer lie: one growable buffer per (edge, slot) in the writer's segment.
 
 A buffer is allocated at first use, checked against the memory that is left, and kept. When a larger value comes it is
-replaced by one of at least one and a half times its size; `epoch` then changes, and whoever bound code to places binds
-again. A slot has one run at a time, so nobody reads a buffer that is being replaced.
+replaced by one of at least one and a half times its size; `epoch` then changes, and whoever bound code to places or
+keeps layout numbers binds again. A slot has one run at a time, so nobody reads a buffer that is being replaced.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from outrider.shm.board import ENCODED, NONE, TENSOR, BoardWriter, Layout, arena_start
-from outrider.shm.errors import OutOfMemoryError
-from outrider.shm.ranges import Ranges, RangesFull
+from outrider.shm.errors import OutOfMemoryError, RangesFullError
+from outrider.shm.ranges import Ranges
 from outrider.shm.segment import Segment
 
 
@@ -23,14 +23,25 @@ class Places:
     def __init__(self, segment: Segment, board: BoardWriter, edges: int, slots: int) -> None:
         self.segment = segment
         self.board = board
-        self.epoch = 0
+        self._moved = 0
         self._ranges = Ranges(arena_start(edges, slots), segment.nbytes)
         self._buffers: dict[tuple[int, int], tuple[int, int]] = {}
+
+    @property
+    def epoch(self) -> int:
+        """Changes when a place moved or a layout number got a new meaning."""
+        return self._moved + self.board.redefined
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of all buffers."""
         return self._ranges.in_use
+
+    def reserve(self, nbytes: int, value: str) -> int:
+        """Offset of a range that is no edge's, zero-filled and kept. Raises OutOfMemoryError naming `value`."""
+        offset = self._ranges.allocate(nbytes)
+        self.segment.populate(offset, nbytes, value)
+        return offset
 
     def _offset(self, edge: int, slot: int, nbytes: int, value: str) -> int:
         held = self._buffers.get((edge, slot))
@@ -39,7 +50,7 @@ class Places:
         capacity = nbytes if held is None else max(nbytes, held[1] + held[1] // 2)
         try:
             offset = self._ranges.allocate(max(capacity, 1))
-        except RangesFull as error:
+        except RangesFullError as error:
             raise OutOfMemoryError(
                 f"value {value!r} needs {nbytes:,} bytes, more than a segment holds ({self.segment.nbytes:,} bytes)",
                 value=value,
@@ -53,7 +64,7 @@ class Places:
             raise
         if held is not None:
             self._ranges.free(held[0])
-            self.epoch += 1
+            self._moved += 1
         self._buffers[edge, slot] = (offset, capacity)
         return offset
 

@@ -194,6 +194,7 @@ def check(
     with `consts` known (default: all but the first). `bound=False` says that the node can only be bound in the run.
     Returns the outputs of the immediate mode.
     """
+    inputs = [np.asarray(x) if isinstance(x, np.generic) else x for x in inputs]
     names = [f"y{i}" for i in range(outputs)] if isinstance(outputs, int) else list(outputs)
     feeds = [f"x{i}" if x is not None else "" for i, x in enumerate(inputs)]
     proto = helper.make_node(op_type, feeds, names, domain=domain, **attributes)

@@ -1,4 +1,4 @@
-"""Errors of the control plane."""
+"""What is wrong with a message or a packed graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from outrider.shm.errors import OutriderError
 
 
 class WireError(OutriderError, ValueError):
-    """A message or a value is malformed: `where` in it, and the `reason`."""
+    """Plain data from another process is malformed: `where` in it, and the `reason`."""
 
     _fields = ("where", "reason")
 

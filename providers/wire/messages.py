@@ -48,12 +48,12 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class Claim:
-    """Ask for claims on a graph (`pack_graph` form). `weights`: id of the descriptor of the inline weights."""
+    """Ask for claims on a graph (`pack_graph` form). `weights`: weight segment -> id of its descriptor."""
 
     session: int
     round: int
     graph: dict[str, Any]
-    weights: int
+    weights: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Load:
     slots: int
     own: int
     optimization: str
-    weights: int
+    weights: dict[int, int]
     boards: list[dict[str, int]]
-    bells: dict[str, int]
+    bells: dict[int, int]
     slot_bells: list[int]
     pool: int
     pool_words: int
