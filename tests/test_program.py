@@ -105,7 +105,7 @@ def test_reshape_by_an_input_that_changes() -> None:
 def test_omitted_optional_input_and_unwanted_output() -> None:
     proto = model("""agraph (float[4, 6] x) => (float[4, 6] y, float[2, 6] b) <float top = {1}, int64[2] s = {2, 2}> {
         y = Clip(x, , top)  , b = Split<axis = 0>(x, s) }""")
-    check_model(proto, {"x": X})
+    check_model(proto, {"x": X}, [np.minimum(X, 1), X[2:]])  # onnxruntime crashes on the omitted output
 
 
 def test_empty_arrays() -> None:
