@@ -62,7 +62,7 @@ def test_a_known_condition_leaves_a_straight_line() -> None:
     proto = model("""agraph (float[N, M] x) => (float[N, M] y, float[N, M] z) <int64 two = {2}> {
         s = Shape(x)  r = Size(s)  c = Equal(r, two)
         a, z = If (c) <then_branch = t () => (float[N, M] p, float[N, M] q) { q = Relu(x)  p = Neg(q) },
-                       else_branch = e () => (float[N, M] b, float[N, M] x) { b = Abs(x) }>
+                       else_branch = e () => (float[N, M] b, float[N, M] d) { b = Abs(x)  d = Identity(x) }>
         y = Neg(a) }""")
     x = np.linspace(-1, 1, 6, dtype=F32).reshape(2, 3)
     with compiled(proto) as (provider, program, unit):
