@@ -122,7 +122,7 @@ def loop(body_condition: str = "co = Identity(ci)", trips: str = "m", condition:
     return model(f"""agraph (int64 m, bool c, float[1] v) => (float[1] last, float[N, 1] all)
         <float one = {{1}}, int64 two = {{2}}> {{
         last, all = Loop ({trips}, {condition}, v) <body = b (int64 i, bool ci, float[1] vi)
-            => (bool co, float[1] vo, float[1] scan) {{ vo = Add(vi, one)  scan = Identity(vo)  {body_condition} }}> }}""")
+            => (bool co, float[1] vo, float[1] so) {{ vo = Add(vi, one)  so = Identity(vo)  {body_condition} }}> }}""")
 
 
 LOOPS = {

@@ -76,6 +76,7 @@ class Binding:
         self.steps = tuple(self._steps)
         self._releases = self._last_readers()
         region.scratch.ensure(region.high, "the scratch memory of a program")
+        code.high = max(code.high, region.high)
         self.results = tuple(LATE_ITEM if n == ABSENT else self.item(n) for n in block.results)
 
     # Items -----------------------------------------------------------------------------------------------------------
