@@ -2,7 +2,8 @@
 
 All derive from OutriderError, end in Error, also inherit the built-in that fits, pickle, and carry their facts as
 attributes named in `_fields` (None where not known). Errors of memory come from `outrider.shm.errors`, those a worker
-raises from `outrider.providers.contract`; this module re-exports them and adds those of the session.
+raises from `outrider.providers.contract`, those of models, pins and claims from the modules that find them; this module
+re-exports them and adds those of the session.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from outrider.shm.errors import (
 )
 
 __all__ = [
-    "ChannelClosedError", "ClaimBrokenError", "ClaimError", "DescriptorError", "DtypeMismatchError", "ForkedSessionError",
-    "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError", "OutOfMemoryError",
-    "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "OutputNotFoundError", "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
+    "ChannelClosedError", "ClaimBrokenError", "ClaimError", "DescriptorError", "DtypeMismatchError",
+    "ForkedSessionError", "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError",
+    "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "OutOfMemoryError", "OutputNotFoundError",
+    "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
     "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
     "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "UnknownOptionError", "UnknownProviderError",
     "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError", "WorkerDiedError",

@@ -154,11 +154,12 @@ class Placer:
         """
         self._ask(self.graph)
         trial = self._planned({})
-        calls = [i for i in trial.unclaimed if self._is_call(self.graph.nodes[i])]
-        if calls:
-            self.loaded = inline_calls(self.loaded, [self.graph.nodes[i].name for i in calls])
+        if trial.unclaimed and self.loaded.functions:
+            lost = set(trial.unclaimed)
+            kept = [node.name for i, node in enumerate(self.graph.nodes) if self._is_call(node) and i not in lost]
+            self.loaded = inline_calls(self.loaded, kept)
             self.deployer.weights = self.loaded.store.seal()
-            left = [i for i in self._planned({}).unclaimed]
+            left = self._planned({}).unclaimed
             if left:
                 self._ask(left_over(self.graph, left))
         return self.replan()

@@ -161,3 +161,8 @@ def test_shm_pulls_in_nothing_of_ours() -> None:
 
 def test_package_is_lazy() -> None:
     assert not {name for name in _modules_after("import outrider") if name.startswith("outrider.")}
+
+
+def test_public_names_are_found_in_a_fresh_process() -> None:
+    loaded = _modules_after("import outrider; assert outrider.InferenceSession is outrider.scheduler.InferenceSession")
+    assert "outrider.scheduler.session" in loaded

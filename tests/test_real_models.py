@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,15 +40,28 @@ def run_all(session: outrider.InferenceSession, inputs: dict[str, np.ndarray]) -
     return dict(zip(names, session.run(None, inputs), strict=True))
 
 
+def full_names(graph: onnx.GraphProto) -> list[str]:
+    """The names that pins, reports and errors use, in the order of the file: `#17` for an unnamed node, and a name that
+    was taken already gets `~2`, `~3`.
+    """
+    seen: Counter[str] = Counter()
+    names = []
+    for i, node in enumerate(graph.node):
+        name = node.name or f"#{i}"
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
+    return names
+
+
 def names_that_run(graph: onnx.GraphProto) -> set[str]:
-    """Full names of the graph's own nodes, without those that are made of constants only."""
+    """The same without nodes that are made of constants only."""
     constant = {item.name for item in graph.initializer} - {item.name for item in graph.input}
     found = set()
-    for i, node in enumerate(graph.node):
+    for name, node in zip(full_names(graph), graph.node, strict=True):
         if node.op_type != "If" and all(value in constant for value in node.input if value):
             constant.update(node.output)
         else:
-            found.add(node.name or f"#{i}")
+            found.add(name)
     return found
 
 
@@ -65,14 +79,14 @@ def test_one_worker_agrees_with_onnxruntime(fleet: outrider.Fleet, name: str) ->
 @pytest.mark.parametrize("name", MODELS)
 def test_names_in_the_report_are_the_original_ones(fleet: outrider.Fleet, name: str) -> None:
     graph = onnx.load(model_path(name), load_external_data=False).graph
-    original = [(node.name or f"#{i}", node.op_type) for i, node in enumerate(graph.node)]
+    original = set(zip(full_names(graph), (node.op_type for node in graph.node), strict=True))
     runs = names_that_run(graph)
     with open_model(fleet, name) as session:
         reported = [(node["name"], node["op"]) for node in session.placement().to_dict()["nodes"]]
         inputs = [value.name for value in session.get_inputs()]
         outputs = [value.name for value in session.get_outputs()]
-    top = [(node, op) for node, op in reported if (node, op) in set(original)]
-    bodies = [node for node, op in reported if (node, op) not in set(original)]
+    top = [item for item in reported if item in original]
+    bodies = [node for node, op in reported if (node, op) not in original]
     assert len(top) == len(set(top))
     assert runs <= {node for node, _ in top}
     # The nodes of a body carry the name of the node that holds it.
@@ -87,7 +101,7 @@ def test_names_in_the_report_are_the_original_ones(fleet: outrider.Fleet, name: 
 def test_random_cuts_over_three_workers_are_bit_equal(fleet: outrider.Fleet, name: str, optimization: str) -> None:
     inputs = feeds(name, 0)
     graph = onnx.load(model_path(name), load_external_data=False).graph
-    nodes = [node.name or f"#{i}" for i, node in enumerate(graph.node)]
+    nodes = full_names(graph)
     runs = names_that_run(graph)
     with open_model(fleet, name, optimization=optimization) as session:
         expected = run_all(session, inputs)

@@ -20,7 +20,7 @@ import numpy as np
 from outrider.providers.contract import Place
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
-from outrider.providers.cpu.failures import fail
+from outrider.providers.failures import fail
 from outrider.providers.cpu.items import KNOWN, LATE, LATE_ITEM, Item, Root, plain
 from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, immediate
@@ -186,7 +186,7 @@ class Binding:
                 return
             except Exception as cause:
                 bind.discard()
-                fail(op, bind.inputs, cause)
+                fail((op.origin,), op.step.inputs, bind.inputs, cause)
             if final:
                 bind.commit()
             else:
@@ -267,7 +267,7 @@ class Binding:
                 if op is None:
                     raise
                 inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
-                fail(op, inputs, cause)
+                fail((op.origin,), op.step.inputs, inputs, cause)
             for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
                 late(env)
                 for number in dead:

@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.providers.cpu.arena import LARGE, address
 from outrider.providers.cpu.blocks import ABSENT, Code, Op
-from outrider.providers.cpu.failures import fail
+from outrider.providers.failures import fail
 from outrider.providers.cpu.items import FIXED, KNOWN, Item, Root
 from outrider.providers.cpu.kernels.frame import Bind, Dynamic
 from outrider.shm import memory
@@ -118,7 +118,7 @@ class BoundMode(Bind):
             if number == ABSENT:
                 continue
             if i not in self.made:
-                fail(self.op, self.inputs, RuntimeError(f"the kernel made no output {i}"))
+                fail((self.op.origin,), self.op.step.inputs, self.inputs, RuntimeError(f"the kernel made no output {i}"))
             self.binding.set(number, self.made[i])
         self.binding.release_inputs(self.op)
         for root in self.roots:
@@ -184,7 +184,7 @@ def immediate(op: Op, inputs: Sequence[Any], binding: Binding) -> list[Any]:
     try:
         op.kernel.bind(bind, op.parsed)
     except Exception as cause:
-        fail(op, inputs, cause)
+        fail((op.origin,), op.step.inputs, inputs, cause)
     return [np.asarray(result) if isinstance(result, np.generic) else result for result in bind.results]
 
 
