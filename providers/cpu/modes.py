@@ -32,6 +32,7 @@ class BoundMode(Bind):
         self.steps: list[Callable[[], Any]] = []
         self.made: dict[int, Item] = {}
         self.reused: set[Root] = set()
+        self._high = binding.region.high
 
     def const(self, i: int) -> np.ndarray:
         item = self.items[i]
@@ -128,6 +129,7 @@ class BoundMode(Bind):
         for root in self.roots:
             self.binding.region.free(root.offset)
         self.roots.clear()
+        self.binding.region.high = self._high
 
     def _allocate(self, name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> tuple[np.ndarray, Root | None]:
         if 0 in shape:
