@@ -2,7 +2,8 @@
 
 All derive from OutriderError, end in Error, also inherit the built-in that fits, pickle, and carry their facts as
 attributes named in `_fields` (None where not known). Errors of memory come from `outrider.shm.errors`, those a worker
-raises from `outrider.providers.contract`; this module re-exports them and adds those of the session.
+raises from `outrider.providers.contract`, those of models, pins and claims from the modules that find them; this module
+re-exports them and adds those of the session.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ from outrider.providers.contract import (
     ProviderUnavailableError,
 )
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
+from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError, ModelNotFoundError
+from outrider.scheduler.pins import PinNotFoundError, UnknownProviderError
+from outrider.scheduler.planning import ClaimError
 from outrider.shm.errors import (
     ChannelClosedError,
     DescriptorError,
     LayoutError,
     OutOfMemoryError,
     OutriderError,
+    WeightFileChangedError,
 )
 
 __all__ = [
-    "ChannelClosedError", "ClaimBrokenError", "DescriptorError", "DtypeMismatchError", "ForkedSessionError",
-    "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError", "OutOfMemoryError",
-    "OutputNotFoundError", "OutriderError", "PinDeclinedError", "ProtocolMismatchError", "ProviderContractError",
+    "ChannelClosedError", "ClaimBrokenError", "ClaimError", "DescriptorError", "DtypeMismatchError",
+    "ForkedSessionError", "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError",
+    "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "OutOfMemoryError", "OutputNotFoundError",
+    "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
     "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
     "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "UnknownOptionError", "UnknownProviderError",
-    "UnsupportedOpError", "UnsupportedOptionError", "WireError", "WorkerDiedError",
+    "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError", "WorkerDiedError",
 ]  # fmt: skip
 
 
@@ -45,12 +51,6 @@ class InvalidOptionError(OutriderError, ValueError):
     """An option has a value it cannot take. `value` is as given, or its repr; `expected` says what is accepted."""
 
     _fields = ("name", "value", "expected")
-
-
-class UnknownProviderError(OutriderError, ValueError):
-    """No provider of the session has this name, or the name means no provider at all."""
-
-    _fields = ("provider", "known")
 
 
 class UnsupportedOptionError(OutriderError, NotImplementedError):

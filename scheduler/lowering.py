@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import onnx
 from onnx import AttributeProto, shape_inference, version_converter
@@ -83,6 +84,7 @@ def _changes(node: onnx.NodeProto, opset: int) -> bool:
     return not first <= opset <= last
 
 
+@lru_cache(maxsize=None)
 def _since(op_type: str, opset: int) -> int | None:
     try:
         return int(onnx.defs.get_schema(op_type, max_inclusive_version=opset, domain="").since_version)
@@ -220,25 +222,27 @@ def _entry(
     inside: dict[str, str] = {}
     outputs = set(original.output)
     for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        for name in copy.input:
+        for name in node.input:
             if name in added and name not in inside:
                 inside[name] = f"{original.name}::{name}"
                 constant = onnx.NodeProto(op_type="Constant", output=[inside[name]])
-                attribute = constant.attribute.add(name="value", type=AttributeProto.TENSOR)
-                attribute.t.CopyFrom(added[name])
+                constant.attribute.add(name="value", type=AttributeProto.TENSOR).t.CopyFrom(added[name])
                 entry.nodes.append(constant)
             elif name and name not in visible and name not in inside:
                 return None
-        for name in copy.output:
+        for name in node.output:
             if name and name not in outputs:
                 if name in visible:
                     return None
                 inside[name] = f"{original.name}::{name}"
-        copy.input[:] = [inside.get(name, name) for name in copy.input]
-        copy.output[:] = [inside.get(name, name) for name in copy.output]
-        entry.nodes.append(copy)
+        if inside:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.input[:] = [inside.get(name, name) for name in node.input]
+            copy.output[:] = [inside.get(name, name) for name in node.output]
+            entry.nodes.append(copy)
+        else:
+            entry.nodes.append(node)
     made = {name for node in entry.nodes for name in node.output}
     return entry if {name for name in outputs if name} <= made else None
 

@@ -31,6 +31,7 @@ from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.options import SessionOptions
+from outrider.scheduler.report import Refusal, group_declines
 
 NOT_CLAIMED = "not claimed"
 
@@ -42,6 +43,7 @@ class Answers:
     claims: list[tuple[int, tuple[str, ...], bool]] = field(default_factory=list)  # (provider, nodes, reference)
     declines: dict[tuple[int, str], str] = field(default_factory=dict)
     refused: set[tuple[int, str]] = field(default_factory=set)
+    _claimed: dict[tuple[int, str], bool] = field(default_factory=dict)  # (provider, node) -> by a stop-gap
 
     def add(self, provider: int, name: str, graph: Graph, answer: messages.Claims) -> None:
         """Note one provider's answer about `graph`. Raises ClaimError for what it may not say."""
@@ -51,7 +53,10 @@ class Answers:
             if not isinstance(nodes, list) or not nodes or any(index not in shown for index in nodes):
                 reason = "an empty claim" if nodes == [] else "a claim for nodes that were not shown"
                 raise ClaimError(f"provider {name} made {reason}", provider=name, reason=reason)
-            self.claims.append((provider, tuple(shown[index] for index in nodes), bool(claim.get("reference"))))
+            names = tuple(shown[index] for index in nodes)
+            reference = bool(claim.get("reference"))
+            self.claims.append((provider, names, reference))
+            self._claimed.update(dict.fromkeys(((provider, one) for one in names), reference))
         for decline in answer.declines:
             index = decline.get("node")
             if index not in shown:
@@ -74,9 +79,13 @@ class Answers:
             if all(name in position for name in nodes) and not any((provider, name) in self.refused for name in nodes)
         ]
 
+    def claimed(self, provider: int, name: str) -> bool:
+        """True if this provider's claim on the node stands."""
+        return (provider, name) in self._claimed and (provider, name) not in self.refused
+
     def reference(self, provider: int, name: str) -> bool:
         """True if this provider serves the node by a stop-gap."""
-        return any(flag and provider == who and name in nodes for who, nodes, flag in self.claims)
+        return self._claimed.get((provider, name), False)
 
     def reason(self, provider: int, name: str) -> str:
         """Why a provider does not take a node."""
@@ -145,11 +154,12 @@ class Placer:
         """
         self._ask(self.graph)
         trial = self._planned({})
-        calls = [i for i in trial.unclaimed if self._is_call(self.graph.nodes[i])]
-        if calls:
-            self.loaded = inline_calls(self.loaded, [self.graph.nodes[i].name for i in calls])
+        if trial.unclaimed and self.loaded.functions:
+            lost = set(trial.unclaimed)
+            kept = [node.name for i, node in enumerate(self.graph.nodes) if self._is_call(node) and i not in lost]
+            self.loaded = inline_calls(self.loaded, kept)
             self.deployer.weights = self.loaded.store.seal()
-            left = [i for i in self._planned({}).unclaimed]
+            left = self._planned({}).unclaimed
             if left:
                 self._ask(left_over(self.graph, left))
         return self.replan()
@@ -272,22 +282,12 @@ class Placer:
 
     def _unsupported(self) -> UnsupportedOpError:
         nodes = [self.graph.nodes[i] for i in self.plan.unclaimed]
-        groups: dict[tuple[str, str, str, str], dict[str, Any]] = {}
-        for node in nodes:
-            for provider, worker in enumerate(self.workers):
-                key = (node.domain or "ai.onnx", node.op_type, worker.name, self.answers.reason(provider, node.name))
-                group = groups.setdefault(
-                    key,
-                    {"domain": key[0], "op": key[1], "provider": key[2], "reason": key[3], "count": 0, "examples": []},
-                )
-                group["count"] += 1
-                if len(group["examples"]) < 3:
-                    group["examples"].append(node.name)
-        ordered = [groups[key] for key in sorted(groups)]
-        lines = [
-            f"  {g['domain']}::{g['op']} ({g['count']}, e.g. {', '.join(g['examples'])}): {g['provider']}: {g['reason']}"
-            for g in ordered
-        ]
+        groups = group_declines(
+            Refusal(node.name, node.op_type, node.domain, worker.name, self.answers.reason(provider, node.name))
+            for node in nodes
+            for provider, worker in enumerate(self.workers)
+        )
+        lines = [f"  {group}" for group in groups]
         first = nodes[0]
         asked = [worker.name for worker in self.workers]
         return UnsupportedOpError(
@@ -299,6 +299,6 @@ class Placer:
             opset=first.opset,
             reason=self.answers.reason(0, first.name),
             execution_providers=asked,
-            groups=ordered,
+            groups=[group.to_dict() for group in groups],
             nodes=[node.name for node in nodes],
         )

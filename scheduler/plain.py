@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import onnx
@@ -86,18 +87,21 @@ class Builder:
         constant = not captures and self._is_constant(proto, inputs, types)
         outputs = []
         for name in proto.output:
+            if not name:
+                outputs.append(OMITTED)
+                continue
             kind = types.get(name)
-            value = Value(name, dtype_of(kind), shape_of(kind), constant) if kind is not None else Value(name)
-            if name:
-                scope.values[name] = value = replace(value, constant=constant)
-            outputs.append(value if name else OMITTED)
+            dtype, shape = ("undefined", None) if kind is None else (dtype_of(kind), shape_of(kind))
+            value = scope.values[name] = Value(name, dtype, shape, constant)
+            outputs.append(value)
         while outputs and outputs[-1] is OMITTED:
             outputs.pop()
         own = self.skeleton.opsets.get(proto.name, self.imports)
+        metadata = {entry.key: entry.value for entry in proto.metadata_props} if proto.metadata_props else {}
         node = Node(
-            index, proto.name, proto.op_type, proto.domain, own.get(proto.domain, 1), attributes, inputs, tuple(outputs),
-            captures, proto.overload,
-            metadata={entry.key: entry.value for entry in proto.metadata_props},
+            index, proto.name, proto.op_type, proto.domain, own.get(proto.domain, 1), attributes, inputs,
+            tuple(outputs), captures, proto.overload,
+            metadata=metadata,
             devices=tuple(device_configuration(entry) for entry in proto.device_configurations),
             origin=self.skeleton.origins.get(proto.name, ()),
         )  # fmt: skip
@@ -140,28 +144,23 @@ class Builder:
 
     def _decode(self, attribute: AttributeProto, where: str) -> Any:
         kind = attribute.type
-        decode: dict[int, Callable[[], Any]] = {
-            AttributeProto.FLOAT: lambda: attribute.f,
-            AttributeProto.INT: lambda: attribute.i,
-            AttributeProto.STRING: lambda: _text(attribute.s),
-            AttributeProto.FLOATS: lambda: list(attribute.floats),
-            AttributeProto.INTS: lambda: list(attribute.ints),
-            AttributeProto.STRINGS: lambda: [_text(item) for item in attribute.strings],
-            AttributeProto.TENSOR: lambda: self.store.add(attribute.t, where),
-            AttributeProto.TENSORS: lambda: [self.store.add(tensor, where) for tensor in attribute.tensors],
-            AttributeProto.TYPE_PROTO: lambda: dtype_of(attribute.tp),
-            AttributeProto.TYPE_PROTOS: lambda: [dtype_of(item) for item in attribute.type_protos],
-        }
-        return decode[kind]() if kind in decode else None
+        if kind in _DECODE:
+            return _DECODE[kind](attribute)
+        if kind == AttributeProto.TENSOR:
+            return self.store.add(attribute.t, where)
+        if kind == AttributeProto.TENSORS:
+            return [self.store.add(tensor, where) for tensor in attribute.tensors]
+        return None
 
     # The opset-21 form ---------------------------------------------------------------------------------------------
     def _lowered(self, node: Node, scope: Scope) -> tuple[Node, ...] | None:
         """The node's opset-21 form; None when that is the node itself, bodies included."""
-        bodies_change = any(item.lowered is not None for _, body in node.bodies() for item in body.nodes)
+        bodies = [body for _, body in node.bodies()]
+        bodies_change = any(item.lowered is not None for body in bodies for item in body.nodes)
         entry = self.lowering.table.get(node.name)
         if entry is None:
             return (_flattened(node, node),) if bodies_change else None
-        if any(True for _ in node.bodies()):
+        if bodies:
             # The bodies are our own, flattened; from the conversion comes only that the node may call itself opset 21.
             if len(entry.nodes) != 1 or entry.nodes[0].op_type != node.op_type:
                 return (_flattened(node, node),) if bodies_change else None
@@ -189,12 +188,24 @@ class Builder:
             while outputs and outputs[-1] is OMITTED:
                 outputs.pop()
             steps.append(
-                replace(
-                    node, op_type=proto.op_type, domain=proto.domain, opset=entry.opset, attributes=attributes,
-                    inputs=inputs, outputs=tuple(outputs), lowered=None,
-                )  # fmt: skip
-            )
+                Node(
+                    node.index, node.name, proto.op_type, proto.domain, entry.opset, attributes, inputs, tuple(outputs),
+                    origin=node.origin,
+                )
+            )  # fmt: skip
         return tuple(steps)
+
+
+_DECODE: dict[int, Callable[[AttributeProto], Any]] = {
+    AttributeProto.FLOAT: lambda a: a.f,
+    AttributeProto.INT: lambda a: a.i,
+    AttributeProto.STRING: lambda a: _text(a.s),
+    AttributeProto.FLOATS: lambda a: list(a.floats),
+    AttributeProto.INTS: lambda a: list(a.ints),
+    AttributeProto.STRINGS: lambda a: [_text(item) for item in a.strings],
+    AttributeProto.TYPE_PROTO: lambda a: dtype_of(a.tp),
+    AttributeProto.TYPE_PROTOS: lambda a: [dtype_of(item) for item in a.type_protos],
+}
 
 
 def _flattened(node: Node, original: Node) -> Node:
@@ -207,7 +218,8 @@ def _flattened(node: Node, original: Node) -> Node:
             return [flat(one) for one in item]
         return item
 
-    return replace(node, attributes={key: flat(item) for key, item in original.attributes.items()}, lowered=None)
+    attributes = {key: flat(item) for key, item in original.attributes.items()}
+    return replace(node, attributes=attributes, lowered=None, metadata={}, devices=())
 
 
 def _text(item: bytes) -> str | bytes:
@@ -218,6 +230,7 @@ def _text(item: bytes) -> str | bytes:
         return item
 
 
+@lru_cache(maxsize=None)
 def schema_of(op_type: str, opset: int, domain: str) -> Any:
     """ONNX's schema of an operator at an opset, None where there is none."""
     try:

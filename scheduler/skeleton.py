@@ -142,16 +142,18 @@ def _copy_function(source: onnx.FunctionProto, target: onnx.FunctionProto, store
     _copy_nodes(source.node, target.node, store, f" of function {source.domain}::{source.name}")
 
 
+_HEAVY = {
+    AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.GRAPH, AttributeProto.GRAPHS,
+    AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS,
+}  # fmt: skip
+
+
 def _copy_nodes(
-    source: Iterable[onnx.NodeProto], target: "list[onnx.NodeProto]", store: WeightStore, where: str
+    source: Iterable[onnx.NodeProto], target: list[onnx.NodeProto], store: WeightStore, where: str
 ) -> None:
-    heavy = {
-        AttributeProto.TENSOR, AttributeProto.TENSORS, AttributeProto.GRAPH, AttributeProto.GRAPHS,
-        AttributeProto.SPARSE_TENSOR, AttributeProto.SPARSE_TENSORS,
-    }  # fmt: skip
     for position, node in enumerate(source):
         name = node.name or f"#{position}"
-        if node.op_type != "Constant" and all(a.type not in heavy for a in node.attribute):
+        if node.op_type != "Constant" and all(a.type not in _HEAVY for a in node.attribute):
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
         else:
@@ -161,8 +163,8 @@ def _copy_nodes(
             )  # fmt: skip
             for attribute in node.attribute:
                 copy.attribute.append(_copy_attribute(attribute, store, f"{attribute.name!r} of node {name!r}{where}"))
-            if node.op_type == "Constant" and canonical(node.domain) == "" and len(copy.attribute) == 1:
-                _as_tensor(copy, store, f"node {name!r}{where}")
+            if node.op_type == "Constant" and canonical(node.domain) == "":
+                constant_as_tensor(copy, store, f"node {name!r}{where}")
         copy.name = name
         copy.domain = canonical(node.domain)
         while copy.input and copy.input[-1] == "":
@@ -196,11 +198,11 @@ def _copy_attribute(source: AttributeProto, store: WeightStore, where: str) -> A
     return copy
 
 
-def _as_tensor(node: onnx.NodeProto, store: WeightStore, where: str) -> None:
+def constant_as_tensor(node: onnx.NodeProto, store: WeightStore, where: str) -> None:
     """Turn a Constant's `value_float`, `value_ints`, `value_string` … into `value`, in place."""
-    attribute = node.attribute[0]
-    if attribute.ref_attr_name:
+    if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
         return
+    attribute = node.attribute[0]
     dtypes = {"float": np.float32, "floats": np.float32, "int": np.int64, "ints": np.int64}
     kind = attribute.name.removeprefix("value_")
     item = helper.get_attribute_value(attribute)

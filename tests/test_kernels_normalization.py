@@ -62,9 +62,8 @@ def test_instance_group_and_rms_normalization() -> None:
     check("InstanceNormalization", [floats(2, 3, 4, 5), floats(3), floats(3)], rtol=1e-5, atol=1e-5)
     x = floats(2, 6, 4, 3)
     check("GroupNormalization", [x, floats(6), floats(6)], num_groups=3, oracle="reference", rtol=1e-5, atol=1e-5)
-    check(
-        "GroupNormalization", [x, floats(3), floats(3)], opset=18, num_groups=3, oracle="reference", rtol=1e-5, atol=1e-5
-    )  # fmt: skip
+    by_group = [x, floats(3), floats(3)]
+    check("GroupNormalization", by_group, opset=18, num_groups=3, oracle="reference", rtol=1e-5, atol=1e-5)
     for axis in (-1, 1):
         x = floats(3, 4, 6)
         scale = floats(*x.shape[axis:])

@@ -9,3 +9,9 @@ class WireError(OutriderError, ValueError):
     """Plain data from another process is malformed: `where` in it, and the `reason`."""
 
     _fields = ("where", "reason")
+
+
+class ProtocolMismatchError(OutriderError, RuntimeError):
+    """Coordinator and worker do not speak the same protocol version."""
+
+    _fields = ("ours", "theirs")

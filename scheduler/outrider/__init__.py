@@ -16,17 +16,15 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    # Not `from outrider import scheduler`, which asks this function for the attribute 'scheduler' first.
+    # Not `from outrider import scheduler`: that asks this very function for 'scheduler' first.
     scheduler = importlib.import_module("outrider.scheduler")
     if name == "scheduler":
         return scheduler
-    try:
-        return getattr(scheduler, name)
-    except AttributeError:
+    if name not in scheduler.__all__:
         offered = ", ".join(scheduler.__all__)
-        raise AttributeError(f"module 'outrider' has no attribute {name!r}; it offers {offered}") from None
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}; it offers {offered}")
+    return getattr(scheduler, name)
 
 
 def __dir__() -> list[str]:
-    scheduler = importlib.import_module("outrider.scheduler")
-    return [*globals(), *scheduler.__all__]
+    return sorted({*globals(), *importlib.import_module("outrider.scheduler").__all__})

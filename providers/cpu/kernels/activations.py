@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.providers.cpu.kernels.elementwise import erf_steps
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import convert, is_half, widened
+from outrider.providers.cpu.kernels.support import convert, is_half, maximum, minimum, widened
 from outrider.providers.wire.dtypes import FLOATS, NUMBERS
 from outrider.providers.wire.graph import Node
 
@@ -50,7 +50,7 @@ def _floats(**defaults: float) -> Callable[[Node], tuple[float, ...]]:
 def relu(b: Bind, p: None) -> None:
     """max(x, 0); NaN stays NaN."""
     x = b.array(0)
-    b.step(np.maximum, x, x.dtype.type(0), b.reuse(0, 0))
+    b.step(maximum, x, x.dtype.type(0), b.reuse(0, 0))
 
 
 @_activation("LeakyRelu", _floats(alpha=0.01))
@@ -59,12 +59,12 @@ def leaky_relu(b: Bind, x: np.ndarray, y: np.ndarray, p: tuple[float]) -> None:
     if 0.0 <= p[0] <= 1.0:
         scaled = b.scratch(x.shape, x.dtype)
         b.step(np.multiply, x, x.dtype.type(p[0]), scaled)
-        b.step(np.maximum, x, scaled, y)
+        b.step(maximum, x, scaled, y)
         return
     negative = b.scratch(x.shape, x.dtype)
-    b.step(np.minimum, x, x.dtype.type(0), negative)
+    b.step(minimum, x, x.dtype.type(0), negative)
     b.step(np.multiply, negative, x.dtype.type(p[0]), negative)
-    b.step(np.maximum, x, x.dtype.type(0), y)
+    b.step(maximum, x, x.dtype.type(0), y)
     b.step(np.add, y, negative, y)
 
 
@@ -72,12 +72,12 @@ def _exponential(b: Bind, x: np.ndarray, y: np.ndarray, inner: float, alpha: flo
     """gamma (max(x, 0) + alpha (exp(min(x, 0) / inner) - 1))."""
     of = x.dtype.type
     negative = b.scratch(x.shape, x.dtype)
-    b.step(np.minimum, x, of(0), negative)
+    b.step(minimum, x, of(0), negative)
     if inner != 1.0:
         b.step(np.divide, negative, of(inner), negative)
     b.step(np.expm1, negative, negative)
     b.step(np.multiply, negative, of(alpha), negative)
-    b.step(np.maximum, x, of(0), y)
+    b.step(maximum, x, of(0), y)
     b.step(np.add, y, negative, y)
     if gamma != 1.0:
         b.step(np.multiply, y, of(gamma), y)
@@ -124,8 +124,8 @@ def hard_sigmoid(b: Bind, x: np.ndarray, y: np.ndarray, p: tuple[float, float]) 
     of = x.dtype.type
     b.step(np.multiply, x, of(p[0]), y)
     b.step(np.add, y, of(p[1]), y)
-    b.step(np.minimum, y, of(1), y)
-    b.step(np.maximum, y, of(0), y)
+    b.step(minimum, y, of(1), y)
+    b.step(maximum, y, of(0), y)
 
 
 @_activation("HardSwish")
@@ -151,16 +151,35 @@ def sigmoid(b: Bind, x: np.ndarray, y: np.ndarray, p: None) -> None:
     sigmoid_steps(b, x, y)
 
 
+def _swish_gate(b: Bind, x: np.ndarray, alpha: float) -> np.ndarray:
+    """sigmoid(alpha x), in scratch."""
+    gate = b.scratch(x.shape, x.dtype)
+    if alpha == 1.0:
+        sigmoid_steps(b, x, gate)
+    else:
+        b.step(np.multiply, x, x.dtype.type(alpha), gate)
+        sigmoid_steps(b, gate, gate)
+    return gate
+
+
 @_activation("Swish", _floats(alpha=1.0), since=24)
 def swish(b: Bind, x: np.ndarray, y: np.ndarray, p: tuple[float]) -> None:
     """Swish-24: x sigmoid(alpha x)."""
-    gate = b.scratch(x.shape, x.dtype)
-    if p[0] == 1.0:
-        sigmoid_steps(b, x, gate)
+    b.step(np.multiply, x, _swish_gate(b, x, p[0]), y)
+
+
+@kernel("SwiGLU", since=28, dtypes={0: FLOATS, 1: FLOATS}, parse=_floats(alpha=1.0))
+def swiglu(b: Bind, p: tuple[float]) -> None:
+    """SwiGLU-28: Swish of the first input times the second; shapes are equal."""
+    gate, value = widened(b, b.array(0)), widened(b, b.array(1))
+    product = _swish_gate(b, gate, p[0])
+    y = b.out(0, gate.shape, b.array(0).dtype)
+    b.step(np.multiply, gate, product, product)
+    if y.dtype == product.dtype:
+        b.step(np.multiply, product, value, y)
     else:
-        b.step(np.multiply, x, x.dtype.type(p[0]), gate)
-        sigmoid_steps(b, gate, gate)
-    b.step(np.multiply, x, gate, y)
+        b.step(np.multiply, product, value, product)
+        b.step(convert, y, product)
 
 
 @_activation("Softsign")
@@ -175,7 +194,7 @@ def softsign(b: Bind, x: np.ndarray, y: np.ndarray, p: None) -> None:
 def _softplus_steps(b: Bind, x: np.ndarray, y: np.ndarray) -> None:
     """ln(1 + exp(x)) -> y as max(x, 0) + ln(1 + exp(-|x|)), which overflows nowhere; y must not be x."""
     positive = b.scratch(x.shape, x.dtype)
-    b.step(np.maximum, x, x.dtype.type(0), positive)
+    b.step(maximum, x, x.dtype.type(0), positive)
     b.step(np.absolute, x, y)
     b.step(np.negative, y, y)
     b.step(np.exp, y, y)

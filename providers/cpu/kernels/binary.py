@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import convert, refuse, working
-from outrider.providers.wire.dtypes import FLOATS, INTEGERS, NUMBERS, UNSIGNED
+from outrider.providers.cpu.kernels.support import convert, maximum, minimum, refuse, working
+from outrider.providers.wire.dtypes import FLOATS, INTEGERS, NUMBERS
 from outrider.providers.wire.graph import Node
 
 _BOOL = frozenset({"bool"})
@@ -116,6 +116,10 @@ def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
         if exponent == 1:
             np.copyto(out, x)
             return
+        if exponent == 0.5 and x.dtype.kind == "f":  # numpy's pow() takes the plain root, which differs below 0
+            np.sqrt(x + x.dtype.type(0), out)
+            np.copyto(out, np.inf, "same_kind", np.isneginf(x))
+            return
     if x.dtype == y.dtype and x.dtype.kind not in "iu":
         np.power(x, y, out)
     elif x.dtype.kind in "iu" and y.dtype.kind in "iu" and (y.dtype.kind == "u" or not (y < 0).any()):
@@ -134,18 +138,29 @@ def power(b: Bind, p: None) -> None:
     b.step(_power, x, y, b.out(0, _shape(b), x.dtype))
 
 
-def _parse_shift(node: Node) -> Any:
+def _parse_shift(node: Node) -> bool:
     direction = node.attributes.get("direction")
     if direction not in ("LEFT", "RIGHT"):
         raise Unsupported(f"direction={direction!r}, the kernel takes 'LEFT' and 'RIGHT'")
-    return np.left_shift if direction == "LEFT" else np.right_shift
+    return bool(direction == "LEFT")
 
 
-@kernel("BitShift", since=11, dtypes={0: UNSIGNED, 1: UNSIGNED}, parse=_parse_shift)
-def bit_shift(b: Bind, p: Any) -> None:
-    """BitShift-11 of unsigned integers."""
+def _shift(x: np.ndarray, y: np.ndarray, left: bool, out: np.ndarray) -> None:
+    bits = 8 * x.dtype.itemsize
+    outside = (y < 0) | (y >= bits)
+    amount = np.where(outside, 0, y).astype(x.dtype)
+    if left:
+        shifted = np.where(outside, 0, np.left_shift(x, amount))
+    else:
+        shifted = np.where(outside, np.where(x < 0, -1, 0), np.right_shift(x, amount))
+    np.copyto(out, shifted, "unsafe")
+
+
+@kernel("BitShift", since=11, dtypes={0: INTEGERS, 1: INTEGERS}, parse=_parse_shift)
+def bit_shift(b: Bind, p: bool) -> None:
+    """BitShift-28: shifts by a negative number or past the width leave copies of the sign bit, or 0."""
     x, y = b.array(0), b.array(1)
-    b.step(p, x, y, _target(b, _shape(b), x.dtype))
+    b.step(_shift, x, y, p, b.out(0, _shape(b), x.dtype))
 
 
 def _fold(b: Bind, ufunc: Any, out: np.ndarray) -> None:
@@ -182,8 +197,8 @@ def _register_variadic(ufunc: Any, op_type: str, dtypes: frozenset[str], mean: b
 
 
 for _ufunc, _name, _dtypes, _mean in (
-    (np.maximum, "Max", NUMBERS, False),
-    (np.minimum, "Min", NUMBERS, False),
+    (maximum, "Max", NUMBERS, False),
+    (minimum, "Min", NUMBERS, False),
     (np.add, "Sum", FLOATS, False),
     (np.add, "Mean", FLOATS, True),
 ):

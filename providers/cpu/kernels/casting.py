@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import axis_of, convert
+from outrider.providers.cpu.kernels.support import axis_of, convert, maximum, minimum
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Node
 
@@ -23,34 +23,36 @@ _NO_SHAPE: tuple[int, ...] = ()
 
 @dataclass(frozen=True)
 class Target:
-    """An element type to convert to; `saturate` clips to the finite range of the float8 types."""
+    """An element type to convert to; `saturate` clips to the finite range of the float8 types.
+
+    `rounding` ('up', 'down' or 'nearest') is that of float8e8m0, whose values are powers of two.
+    """
 
     name: str
     saturate: bool
+    rounding: str = "up"
 
     def limit(self) -> float | None:
         """The value to clip to, None where overflow follows the type (infinity or NaN)."""
         return _FLOAT8_MAX.get(self.name) if self.saturate else None
 
 
-def _target(node: Node, number: Any) -> str:
+def _target(number: Any) -> str:
     name = BY_NUMBER.get(int(number), "")
     if not name or name == "undefined":
         raise Unsupported(f"element type {number} is not known here")
-    if name == "float8e8m0":
-        raise Unsupported("rounding to float8e8m0 is not built")
     return name
 
 
 def _parse_cast(node: Node) -> Target:
-    return Target(_target(node, node.attributes["to"]), bool(node.attributes.get("saturate", 1)))
-
-
-def _parse_cast_like(node: Node) -> Target:
-    name = node.inputs[1].dtype
-    if name == "float8e8m0":
-        raise Unsupported("rounding to float8e8m0 is not built")
-    return Target(name, bool(node.attributes.get("saturate", 1)))
+    if node.op_type == "CastLike":
+        name = node.inputs[1].dtype
+    else:
+        name = _target(node.attributes["to"])
+    rounding = str(node.attributes.get("round_mode", "up"))
+    if rounding not in ("up", "down", "nearest"):
+        raise Unsupported(f"round_mode={rounding!r}, the kernel takes 'up', 'down' and 'nearest'")
+    return Target(name, bool(node.attributes.get("saturate", 1)), rounding)
 
 
 def _text(value: Any) -> str:
@@ -80,6 +82,22 @@ def _clipped(y: np.ndarray, x: np.ndarray, limit: float) -> None:
     np.copyto(y, np.clip(wide, -limit, limit), "unsafe")  # NaN stays
 
 
+def _power_of_two(y: np.ndarray, x: np.ndarray, target: Target) -> None:
+    bits = x.astype(np.float32).view(np.uint32)
+    exponent, fraction = (bits >> 23) & 0xFF, bits & 0x7FFFFF
+    if target.rounding == "up":
+        higher = fraction > 0
+    elif target.rounding == "nearest":  # a tie goes up, except between 0 and the smallest power
+        higher = (fraction > 0x400000) | ((fraction == 0x400000) & (exponent > 0))
+    else:
+        higher = np.zeros(x.shape, bool)
+    top = 0xFE if target.saturate else 0xFF  # 0xFF is NaN
+    raised = np.where(exponent < 0xFF, np.minimum(exponent + higher, top), 0xFF)
+    if target.saturate:
+        raised = np.where(np.isinf(x.astype(np.float32)), top, raised)
+    np.copyto(y, raised.astype(np.uint8).view(y.dtype))
+
+
 def _by_float32(y: np.ndarray, x: np.ndarray) -> None:
     np.copyto(y, x.astype(np.float32), "unsafe")
 
@@ -106,7 +124,9 @@ def _cast(b: Bind, target: Target) -> None:
         return
     y = b.out(0, x.shape, dtype)
     limit = target.limit()
-    if limit is not None:
+    if target.name == "float8e8m0":
+        b.step(_power_of_two, y, x, target)
+    elif limit is not None:
         b.step(_clipped, y, x, limit)
     else:
         b.step(convert if _castable(x.dtype, dtype) else _by_float32, y, x)
@@ -114,14 +134,31 @@ def _cast(b: Bind, target: Target) -> None:
 
 @kernel("Cast", since=6, parse=_parse_cast)
 def cast(b: Bind, p: Target) -> None:
-    """Cast-25 (without float8e8m0 as target): C casts, float8 saturating unless told otherwise."""
+    """Cast-25: C casts, float8 saturating unless told otherwise."""
     _cast(b, p)
 
 
-@kernel("CastLike", since=15, parse=_parse_cast_like)
+@kernel("CastLike", since=15, parse=_parse_cast)
 def cast_like(b: Bind, p: Target) -> None:
     """CastLike-25: cast to the dtype of the second input."""
     _cast(b, p)
+
+
+def _parse_bit_cast(node: Node) -> str:
+    name = _target(node.attributes["to"])
+    if "string" in (name, node.inputs[0].dtype):
+        raise Unsupported("strings have no bits to reinterpret")
+    return name
+
+
+@kernel("BitCast", since=26, parse=_parse_bit_cast)
+def bit_cast(b: Bind, p: str) -> None:
+    """BitCast-26: the same bits as another element type of the same width."""
+    x = b.array(0)
+    dtype = numpy_dtype(p)
+    if dtype.itemsize != x.dtype.itemsize:
+        raise ValueError(f"BitCast {b.node.name}: {x.dtype} and {dtype} differ in width")
+    b.view(0, x.view(dtype))
 
 
 # Quantization -------------------------------------------------------------------------------------------------------
@@ -218,8 +255,8 @@ def quantize_linear(b: Bind, p: Quantization) -> None:
             work = exact
         if b.has(2):
             b.step(np.add, work, _fitted(b, 2, x, p, work.dtype), work)
-        b.step(np.maximum, work, work.dtype.type(bounds[0]), work)
-        b.step(np.minimum, work, work.dtype.type(bounds[1]), work)
+        b.step(maximum, work, work.dtype.type(bounds[0]), work)
+        b.step(minimum, work, work.dtype.type(bounds[1]), work)
         b.step(convert, y, work)
         return
     limit = Target(p.dtype, p.saturate).limit()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, kernel
-from outrider.providers.cpu.kernels.support import convert, scalar, widened
+from outrider.providers.cpu.kernels.support import convert, maximum, minimum, scalar, widened
 from outrider.providers.wire.dtypes import FLOATS, INTEGERS, NUMBERS, SIGNED
 from outrider.providers.wire.graph import Node
 
@@ -103,10 +103,10 @@ def clip(b: Bind, p: None) -> None:
     x = b.array(0)
     y = b.reuse(0, 0)
     if b.has(1):
-        b.step(np.maximum, x, scalar(b, b.array(1)), y)
+        b.step(maximum, x, scalar(b, b.array(1)), y)
         x = y
     if b.has(2):
-        b.step(np.minimum, x, scalar(b, b.array(2)), y)
+        b.step(minimum, x, scalar(b, b.array(2)), y)
     elif not b.has(1):
         b.step(np.copyto, y, x)
 
@@ -154,7 +154,7 @@ _BLOCK = 16384  # elements: three float32 blocks stay in the first and second ca
 
 def _erf32(x: np.ndarray, y: np.ndarray, square: np.ndarray, total: np.ndarray) -> None:
     np.multiply(x, x, square)
-    np.minimum(square, np.float32(16), square)
+    np.minimum(square, np.float32(16), out=square)
     np.multiply(square, _ERF32[-1], total)
     for c in _ERF32[-2:0:-1]:
         np.add(total, c, total)

@@ -162,8 +162,7 @@ def _tensor_scatter(
             places %= room
         elif first < 0 or first + count > room:
             raise IndexError(f"TensorScatter: {count} from {first} do not fit a dimension of {room}")
-        index = (row, *(slice(None),) * (axis - 1), places)
-        y[index] = update[row]
+        y[row][(slice(None),) * (axis - 1) + (places,)] = update[row]
 
 
 def _parse_tensor_scatter(node: Node) -> tuple[int, bool]:

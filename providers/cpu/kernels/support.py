@@ -41,6 +41,16 @@ def convert(y: np.ndarray, x: np.ndarray) -> None:
     np.copyto(y, x, "unsafe")
 
 
+def maximum(x: Any, y: Any, out: np.ndarray) -> None:
+    """Step: np.maximum, which (unlike other ufuncs) takes its output by keyword only."""
+    np.maximum(x, y, out=out)
+
+
+def minimum(x: Any, y: Any, out: np.ndarray) -> None:
+    """Step: np.minimum, which (unlike other ufuncs) takes its output by keyword only."""
+    np.minimum(x, y, out=out)
+
+
 def widened(b: Bind, x: np.ndarray) -> np.ndarray:
     """`x`, or for a 16-bit float a float32 scratch copy that a step refreshes."""
     if not is_half(x.dtype):
