@@ -138,8 +138,8 @@ class LoadedSession:
             if board == message.own:
                 self._board = BoardWriter(segment, edges, slots, message.generation)
                 self._places = Places(segment, self._board, edges, slots)
-            else:
-                readers[board] = BoardReader(segment, edges, slots, message.generation)
+            # Its own board too: a partition may read what an earlier one of the same worker wrote.
+            readers[board] = BoardReader(segment, edges, slots, message.generation)
         self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
         self._slot_bells = [Doorbell(take(fd)) for fd in message.slot_bells]
         self._pool = PoolWriter(
