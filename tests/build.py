@@ -38,6 +38,12 @@ def node(op: str, inputs: str, outputs: str, name: str = "", **attributes: objec
     return helper.make_node(op, inputs.split(), outputs.split(), name=name, **attributes)
 
 
+def chain(*operators: str, shape: Shape = ("N", 4)) -> bytes:
+    """x -> operator -> ... -> y; the nodes are called n0, n1, ..."""
+    names = ["x", *(f"v{i}" for i in range(1, len(operators))), "y"]
+    return model([node(op, names[i], names[i + 1], f"n{i}") for i, op in enumerate(operators)], {"x": shape}, ["y"])
+
+
 def worker_pids() -> list[int]:
     """Processes that this run has started and that still run, oldest first."""
     return sorted(snapshot().processes)
