@@ -37,12 +37,16 @@ __all__ = [
 
 
 class Claim:
-    """An indivisible offer for a set of nodes of the graph that was shown; `nodes` are Node objects of it."""
+    """An indivisible offer for a set of nodes of the graph that was shown; `nodes` are Node objects of it.
 
-    __slots__ = ("nodes",)
+    `reference`: the provider would serve them with a stop-gap that the report counts.
+    """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    __slots__ = ("nodes", "reference")
+
+    def __init__(self, nodes: Sequence[Node], reference: bool = False) -> None:
         self.nodes = tuple(nodes)
+        self.reference = reference
 
     def __repr__(self) -> str:
         return f"Claim([{', '.join(node.name for node in self.nodes)}])"

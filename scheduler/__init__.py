@@ -1,1 +1,39 @@
-"""The coordinator: session, model, lowering, placement, planning, supervision."""
+"""The coordinator: session, model, lowering, placement, planning, supervision. Public names load when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.scheduler import errors
+    from outrider.scheduler.feeds import ModelMetadata, NodeArg
+    from outrider.scheduler.fleet import Fleet
+    from outrider.scheduler.options import CancelToken, ProviderSpec, RunOptions, SessionOptions
+    from outrider.scheduler.report import PlacementReport
+    from outrider.scheduler.session import InferenceSession
+
+__all__ = [
+    "CancelToken", "Fleet", "InferenceSession", "ModelMetadata", "NodeArg", "PlacementReport", "ProviderSpec",
+    "RunOptions", "SessionOptions", "errors",
+]  # fmt: skip
+
+_MODULES = {
+    "CancelToken": "options", "Fleet": "fleet", "InferenceSession": "session", "ModelMetadata": "feeds",
+    "NodeArg": "feeds", "PlacementReport": "report", "ProviderSpec": "options", "RunOptions": "options",
+    "SessionOptions": "options",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("outrider.scheduler.errors")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'outrider.scheduler' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    value = getattr(importlib.import_module(f"outrider.scheduler.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -111,6 +111,8 @@ class BoardWriter:
         segment.populate(0, (_HEADER + self._pairs) * 8, "board")
         self._version = 0
         self._known: list[dict[Layout, int] | None] = [None] * self._pairs
+        self.redefined = 0
+        """How often a number got a new meaning: whoever keeps numbers looks them up again when this has changed."""
         words = self._words
         words[1], words[2], words[3] = generation, edges, slots
         if not _STRONG_ORDER:
@@ -130,7 +132,11 @@ class BoardWriter:
         number = known.pop(layout, None)
         if number is None:
             # Dicts keep the order of insertion, and every use inserts anew: the first is the least recently used.
-            number = known.pop(next(iter(known))) if len(known) == LAYOUTS_PER_EDGE else len(known) + 1
+            if len(known) == LAYOUTS_PER_EDGE:
+                number = known.pop(next(iter(known)))
+                self.redefined += 1
+            else:
+                number = len(known) + 1
             try:
                 self._define(pair, number, layout)
             except BaseException:
@@ -183,7 +189,7 @@ class BoardReader:
 
     def __init__(self, segment: Segment, edges: int, slots: int, generation: int, pool: Segment | None = None) -> None:
         self.pool = pool
-        self._segment = segment
+        self.segment = segment
         self._words = segment.words
         self._slots = slots
         self._pairs = edges * slots
@@ -244,7 +250,7 @@ class BoardReader:
                 raise self._malformed(edge, slot, number, "its writer has no output pool", offset, nbytes)
             first, limit = 0, self.pool.nbytes
         else:
-            first, limit = self._arena, self._segment.nbytes
+            first, limit = self._arena, self.segment.nbytes
         if offset < first or offset + nbytes > limit:
             raise self._malformed(
                 edge,
@@ -264,5 +270,5 @@ class BoardReader:
             what=f"edge {edge}",
             offset=offset,
             nbytes=nbytes,
-            limit=self._segment.nbytes,
+            limit=self.segment.nbytes,
         )

@@ -33,7 +33,7 @@ class PoolWriter:
     def __init__(
         self, segment: Segment, coordinator_words: memoryview, base: int, blocks: int, limit: int | None = None
     ) -> None:
-        self._segment = segment
+        self.segment = segment
         self._words = coordinator_words
         self._base = base
         self._limit = segment.nbytes if limit is None else min(limit, segment.nbytes)
@@ -64,6 +64,14 @@ class PoolWriter:
         self._leased[best] += 1
         return best, self._offsets[best]
 
+    def is_free(self, block: int, offset: int) -> bool:
+        """True if the block is still at `offset` and nobody holds it."""
+        return self._offsets.get(block) == offset and self._words[self._base + block] == self._leased[block]
+
+    def take_again(self, block: int) -> None:
+        """Take a block that `is_free` has just said is free."""
+        self._leased[block] += 1
+
     def give_back(self, block: int) -> None:
         """Undo a `take` whose block will not be published."""
         self._leased[block] -= 1
@@ -91,7 +99,7 @@ class PoolWriter:
             if not self._drop_one():
                 return -1
         try:
-            self._segment.populate(offset, size, value)
+            self.segment.populate(offset, size, value)
         except BaseException:
             self._ranges.free(offset)
             raise
@@ -103,7 +111,7 @@ class PoolWriter:
         """Give the memory of one free block back; False if there is none."""
         for block, offset in self._offsets.items():
             if self._is_free(block):
-                self._segment.discard(offset, self._ranges.size_of(offset))
+                self.segment.discard(offset, self._ranges.size_of(offset))
                 self._ranges.free(offset)
                 del self._offsets[block]
                 self._spare.append(block)

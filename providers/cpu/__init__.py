@@ -1,0 +1,79 @@
+"""The cpu provider: ONNX operators as numpy kernels, bound once per signature and run from one arena.
+
+Kernels (`kernels/`, `sequences.py`) register themselves with the frame. `claims.py` says what is taken, `blocks.py`
+resolves names, `binding.py` binds a block to addresses, `control.py` runs bodies, `reference.py` is the stop-gap for
+what has no kernel, `program.py` is what the worker sees.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import outrider.providers.cpu.kernels  # noqa: F401 (registers the kernels)
+import outrider.providers.cpu.sequences  # noqa: F401 (registers the kernels)
+from outrider.providers.contract import Claim, Context, Decline, Graph, Provider, ProviderUnavailableError, Unit
+from outrider.providers.cpu.arena import Scratch
+from outrider.providers.cpu.claims import offers
+from outrider.providers.cpu.program import CpuProgram
+
+__all__ = ["CpuProgram", "CpuProvider"]
+
+
+class CpuProvider(Provider):
+    """Serves ONNX on the CPU. Takes no options; `threads` of the context go to the kernels."""
+
+    merge = True
+
+    def __init__(self) -> None:
+        self._threads = 1
+        self._programs: list[CpuProgram] = []
+        self._scratch: Scratch | None = None
+
+    def setup(self, context: Context) -> None:
+        """Raises ProviderUnavailableError for an option: there are none."""
+        if context.options:
+            names = ", ".join(sorted(context.options))
+            raise ProviderUnavailableError(
+                f"the cpu provider has no option {names}; remove it", provider="cpu", reason=f"unknown option {names}"
+            )
+        self._threads = context.threads
+
+    def claim(self, graph: Graph) -> list[Claim | Decline]:
+        """One claim per node that is served, reasons for the others."""
+        return offers(graph)
+
+    def compile(self, unit: Unit) -> CpuProgram:
+        """Raises ClaimBrokenError when a node of the unit is not served after all."""
+        if self._scratch is None:
+            self._scratch = Scratch()
+        program = CpuProgram(unit, self._scratch, self._threads)
+        self._programs.append(program)
+        return program
+
+    def unload(self, compiled: Callable[[Sequence[Any]], Sequence[Any]] | Any) -> None:
+        """Forget a program; scratch memory that only it needed goes back to the system."""
+        self._programs = [program for program in self._programs if program is not compiled]
+        if self._scratch is not None:
+            self._scratch.trim(max((program.high for program in self._programs), default=0))
+
+    def stats(self) -> Mapping[str, Any]:
+        """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound in each run, bytes."""
+        operators: Counter[str] = Counter()
+        for program in self._programs:
+            served = {op.origin.name: op.origin.label for op in program.code.ops if op.reference}
+            operators.update(served.values())
+        return {
+            "reference_nodes": sum(operators.values()),
+            "reference_ops": dict(sorted(operators.items())),
+            "programs_bound": sum(program.bound for program in self._programs),
+            "unbound_nodes": sum(program.unbound_nodes for program in self._programs),
+            "arena_bytes": 0 if self._scratch is None else self._scratch.mark,
+        }
+
+    def close(self) -> None:
+        """Give all memory back."""
+        self._programs.clear()
+        if self._scratch is not None:
+            self._scratch.trim(0)

@@ -85,6 +85,12 @@ def onnx_name(dtype: np.dtype[Any]) -> str:
     raise ValueError(f"ONNX has no tensor type for numpy dtype {dtype}")
 
 
+@lru_cache(maxsize=None)
+def is_raw(dtype: str) -> bool:
+    """True where `numpy_dtype` gives raw integers for want of `ml_dtypes`: bits to move, nothing to compute."""
+    return dtype in _EXTENDED and numpy_dtype(dtype) == np.dtype(_EXTENDED[dtype][1])
+
+
 def is_tensor(dtype: str) -> bool:
     """True for element types (string included), false for sequences, maps, optionals and 'undefined'."""
     return dtype in NUMBER and dtype != "undefined"

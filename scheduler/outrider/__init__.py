@@ -3,6 +3,7 @@
 Lazy on purpose: a worker imports `outrider.providers` and must not pull in the scheduler with it.
 """
 
+import importlib
 import sys
 from typing import Any
 
@@ -15,15 +16,15 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    from outrider import scheduler
-
-    try:
-        return getattr(scheduler, name)
-    except AttributeError:
-        raise AttributeError(f"module 'outrider' has no attribute {name!r}; it offers {', '.join(scheduler.__all__)}") from None
+    # Not `from outrider import scheduler`: that asks this very function for 'scheduler' first.
+    scheduler = importlib.import_module("outrider.scheduler")
+    if name == "scheduler":
+        return scheduler
+    if name not in scheduler.__all__:
+        offered = ", ".join(scheduler.__all__)
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}; it offers {offered}")
+    return getattr(scheduler, name)
 
 
 def __dir__() -> list[str]:
-    from outrider import scheduler
-
-    return [*globals(), *scheduler.__all__]
+    return sorted({*globals(), *importlib.import_module("outrider.scheduler").__all__})

@@ -33,7 +33,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from outrider.providers.wire.dtypes import numpy_dtype
+from outrider.providers.wire.dtypes import is_raw, numpy_dtype
 from outrider.providers.wire.graph import Node
 
 P = TypeVar("P")
@@ -186,6 +186,9 @@ class Kernel(Generic[P]):
                 dtype = node.inputs[i].dtype
                 if dtype != "undefined" or node.inputs[i].name:  # an omitted input is the parser's business
                     raise Unsupported(f"input {i} is {dtype}, the kernel takes {', '.join(sorted(allowed))}")
+        for value in (*node.inputs, *node.outputs):
+            if is_raw(value.dtype):
+                raise Unsupported(f"{value.dtype} needs the ml_dtypes package, which is not installed in this worker")
         return self.parse(node) if self.parse is not None else None
 
 

@@ -1,0 +1,95 @@
+"""The scratch memory of a worker: one sparse mapping from which programs take fixed addresses.
+
+Programs of one worker run one at a time, so all of them start at offset 0 and only the highest mark counts. Pages are
+touched when a program has been bound, after a check against what the machine has left; until then an address costs
+nothing. A body of a control-flow node starts where the memory of the program around it ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from outrider.shm import memory
+from outrider.shm.errors import OutOfMemoryError
+from outrider.shm.ranges import Ranges, RangesFullError
+from outrider.shm.segment import SEGMENT_BYTES, Segment, create_segment
+
+ALIGN = 64
+LARGE = 1 << 28  # bytes; single requests from here on are checked at once, before a plan is built around them
+
+
+def address(array: np.ndarray) -> int:
+    """The address of the first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+class Scratch:
+    """The mapping. `mark` bytes from its start are populated."""
+
+    def __init__(self) -> None:
+        descriptor = create_segment("outrider-scratch")
+        try:
+            self._segment = Segment(descriptor, writable=True)
+        finally:
+            os.close(descriptor)
+        self.base = address(np.ndarray((1,), np.uint8, buffer=self._segment.view))
+        self.mark = 0
+
+    def array(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+        """A writable C-contiguous array at a fixed address; its pages are there after `ensure`."""
+        return self._segment.array(offset, dtype, shape)
+
+    def contains(self, array: np.ndarray) -> bool:
+        """True when the array's memory lies in this mapping."""
+        return array.size > 0 and self.base <= address(array) < self.base + SEGMENT_BYTES
+
+    def ensure(self, mark: int, value: str) -> None:
+        """Touch the first `mark` bytes; raises OutOfMemoryError naming `value` before anything is touched."""
+        if mark > self.mark:
+            self._segment.populate(self.mark, mark - self.mark, value)
+            self.mark = mark
+
+    def trim(self, mark: int) -> None:
+        """Give back what lies above `mark`."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        keep = -(-mark // page) * page
+        if keep < self.mark:
+            self._segment.discard(keep, -(-(self.mark - keep) // page) * page)
+            self.mark = keep
+
+
+class Region:
+    """The addresses of one program: blocks are allocated and freed while it is bound; `high` is the mark it needs."""
+
+    def __init__(self, scratch: Scratch, base: int = 0) -> None:
+        self.scratch = scratch
+        base = -(-base // ALIGN) * ALIGN
+        self.high = base
+        self._ranges = Ranges(base, SEGMENT_BYTES, ALIGN)
+
+    def allocate(self, value: str, shape: Iterable[int], dtype: np.dtype[Any]) -> tuple[np.ndarray, int, int]:
+        """(array, offset, bytes taken). Raises OutOfMemoryError naming `value` when the size is out of the question."""
+        dims = tuple(int(d) for d in shape)
+        nbytes = dtype.itemsize
+        for dim in dims:
+            nbytes *= dim
+        if nbytes >= LARGE:
+            memory.check(value, nbytes)
+        taken = max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
+        try:
+            offset = self._ranges.allocate(taken)
+        except RangesFullError:
+            raise OutOfMemoryError(
+                f"{value} needs {nbytes} bytes, more than the scratch memory of a worker can address",
+                value=value, asked=nbytes, available=memory.available_bytes(),
+            ) from None  # fmt: skip
+        self.high = max(self.high, offset + taken)
+        return self.scratch.array(offset, dtype, dims), offset, taken
+
+    def free(self, offset: int) -> None:
+        """The block at `offset` may be given to others."""
+        self._ranges.free(offset)

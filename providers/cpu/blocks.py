@@ -1,0 +1,178 @@
+"""Blocks: a unit or a body with names resolved to numbers and every node given its kernel, once, in `compile`.
+
+- **Op**: one lowered node with its kernel, what `parse` made of it, and the numbers of its values.
+- **Block**: ops in order, with formals, results and the values it takes from around it (`free`).
+- **Code**: the block of a unit, its constants, and what all signatures share (folded results, packed weights).
+
+Numbers are unique over a unit and all its bodies, so a branch whose condition is known can be walked in place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from outrider.providers.contract import ClaimBrokenError, Node, Value
+from outrider.providers.cpu.claims import serve
+from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
+from outrider.providers.wire.graph import Graph
+
+ABSENT = -1  # the number of an omitted input or an unnamed output
+
+
+@dataclass(eq=False)
+class Op:
+    """One lowered node. `kernel` is None where the executor itself runs it (If, Loop, Scan, SequenceMap)."""
+
+    index: int
+    step: Node
+    origin: Node
+    kernel: Kernel[Any] | None
+    parsed: Any
+    reference: bool
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    bodies: Mapping[str, Block]
+    captures: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Block:
+    """Ops in order. `uses` counts the readers of each number: ops, captures of their bodies, results."""
+
+    name: str
+    formals: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    declared: tuple[Value, ...] = ()
+    ops: list[Op] = field(default_factory=list)
+    free: tuple[int, ...] = ()
+    produced: frozenset[int] = frozenset()
+    uses: Counter[int] = field(default_factory=Counter)
+
+
+class Code:
+    """A compiled unit, before any signature is known."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        constants: Mapping[str, np.ndarray],
+    ) -> None:
+        self.names: list[str] = []
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.ops: list[Op] = []
+        self.folded: dict[Op, list[Any]] = {}
+        self.packed: dict[tuple[Op, str, int], Any] = {}
+        self.high = 0  # bytes of scratch memory that its bindings need, bodies included
+        self._constants: dict[int, tuple[Mapping[str, Any], str]] = {}
+        self._outer = constants
+        scope: dict[str, int] = {}
+        formals = [self._define(scope, value.name) for value in inputs]
+        self.top = self._block("", nodes, formals, outputs, [scope])
+
+    @property
+    def reference_nodes(self) -> tuple[str, ...]:
+        """Names of the original nodes that the stop-gap serves, wholly or in part, bodies included."""
+        return tuple(dict.fromkeys(op.origin.name for op in self.ops if op.reference))
+
+    def is_constant(self, number: int) -> bool:
+        """True for a number that names a constant of the unit or of a body."""
+        return number in self._constants
+
+    def constant(self, number: int) -> Any:
+        """The read-only array of a constant, read when asked for."""
+        mapping, name = self._constants[number]
+        return mapping[name]
+
+    # Building --------------------------------------------------------------------------------------------------------
+    def _define(self, scope: dict[str, int], name: str) -> int:
+        if not name:
+            return ABSENT
+        self.names.append(name)
+        scope[name] = len(self.names) - 1
+        return scope[name]
+
+    def _resolve(self, scopes: Sequence[dict[str, int]], name: str, reader: str) -> int:
+        if not name:
+            return ABSENT
+        for scope in reversed(scopes):
+            if name in scope:
+                return scope[name]
+        if name in self._outer:
+            number = self._define(scopes[0], name)
+            self._constants[number] = (self._outer, name)
+            return number
+        raise ClaimBrokenError(
+            f"node {reader} reads {name!r}, which is neither an input nor a constant nor made by the unit",
+            provider="cpu", nodes=[reader], reason=f"{name!r} is not defined",
+        )  # fmt: skip
+
+    def _block(
+        self,
+        name: str,
+        nodes: Iterable[Node],
+        formals: Sequence[int],
+        outputs: Sequence[Value],
+        scopes: list[dict[str, int]],
+    ) -> Block:
+        block = Block(name, formals=tuple(formals), declared=tuple(outputs))
+        free: dict[int, None] = {}
+        own: set[int] = set(formals)
+        produced: set[int] = set()
+
+        def read(number: int) -> None:
+            block.uses[number] += 1
+            if number not in own and not self.is_constant(number):
+                free[number] = None
+
+        for origin in nodes:
+            for step in origin.steps():
+                op = self._op(step, origin, scopes)
+                for number in (*op.inputs, *op.captures):
+                    if number != ABSENT:
+                        read(number)
+                made = [number for number in op.outputs if number != ABSENT]
+                own.update(made)
+                produced.update(made)
+                block.ops.append(op)
+        block.results = tuple(self._resolve(scopes, value.name, name or "the unit's outputs") for value in outputs)
+        for number in block.results:
+            if number != ABSENT:
+                read(number)
+        block.free, block.produced = tuple(free), frozenset(produced)
+        return block
+
+    def _op(self, step: Node, origin: Node, scopes: list[dict[str, int]]) -> Op:
+        try:
+            service = serve(step)
+        except Unsupported as cause:
+            raise ClaimBrokenError(
+                f"node {origin.name} ({origin.label}) cannot be compiled: {cause}",
+                provider="cpu", nodes=[origin.name], reason=str(cause),
+            ) from cause  # fmt: skip
+        inputs = tuple(self._resolve(scopes, value.name, origin.name) for value in step.inputs)
+        bodies = {}
+        if service.kernel is None:
+            bodies = {key: self._body(f"{step.name}/{key}", body, scopes) for key, body in step.bodies()}
+        captures = tuple(dict.fromkeys(number for body in bodies.values() for number in body.free))
+        outputs = tuple(self._define(scopes[-1], value.name) for value in step.outputs)
+        op = Op(
+            len(self.ops), step, origin, service.kernel, service.parsed, service.reference,
+            inputs, outputs, bodies, captures,
+        )  # fmt: skip
+        self.ops.append(op)
+        return op
+
+    def _body(self, name: str, graph: Graph, scopes: list[dict[str, int]]) -> Block:
+        scope: dict[str, int] = {}
+        for key in graph.constants:
+            self._constants[self._define(scope, key)] = (graph.constants, key)
+        formals = [self._define(scope, value.name) for value in graph.inputs]
+        return self._block(name, graph.nodes, formals, graph.outputs, [*scopes, scope])

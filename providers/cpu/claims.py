@@ -1,0 +1,92 @@
+"""What the cpu provider takes: one claim per node, or the reasons why not.
+
+A node is served by kernels, by the executor itself (control flow, if every node of the bodies is served), or, where
+nobody wrote a kernel yet, by ONNX's reference implementation as a counted stop-gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.providers.contract import Claim, Decline, Node
+from outrider.providers.cpu import reference
+from outrider.providers.cpu.kernels.frame import KERNELS, Kernel, Unsupported, find
+from outrider.providers.wire.graph import Graph
+
+# Operators that the executor runs, with the lowest opset whose form it knows.
+CONTROL = {"If": 1, "Loop": 1, "Scan": 9, "SequenceMap": 17}
+
+
+@dataclass(frozen=True)
+class Service:
+    """How a lowered node is served. `kernel` is None for control flow."""
+
+    kernel: Kernel[Any] | None
+    parsed: Any = None
+    reference: bool = False
+
+
+def serve(step: Node) -> Service:
+    """How a lowered node is served; raises Unsupported with all reasons. Bodies are looked at by the caller."""
+    if step.domain == "" and step.op_type in CONTROL:
+        since = CONTROL[step.op_type]
+        if step.opset < since:
+            raise Unsupported(f"{step.op_type} is run from opset {since} on, the node is at {step.opset}")
+        return Service(None)
+    try:
+        kernel = find(step)
+        return Service(kernel, kernel.parsed(step))
+    except Unsupported as reason:
+        own = str(reason)
+    try:
+        return Service(reference.stop_gap(step), reference=True)
+    except Unsupported as reason:
+        raise Unsupported(f"{own}; stop-gap: {reason}") from None
+
+
+def served_by_reference(node: Node) -> bool:
+    """True when the stop-gap serves a step of this claimable node, or a node of its bodies."""
+    for step in node.steps():
+        service = serve(step)
+        if service.reference:
+            return True
+        if service.kernel is None and any(
+            served_by_reference(inner) for _, body in step.bodies() for inner in body.nodes
+        ):
+            return True
+    return False
+
+
+def offer(node: Node) -> Claim | Decline:
+    """A claim of this one node, or the reason against it."""
+    try:
+        for step in node.steps():
+            _check(step)
+        return Claim([node], reference=served_by_reference(node))
+    except Unsupported as reason:
+        return Decline(node, str(reason))
+
+
+def offers(graph: Graph) -> list[Claim | Decline]:
+    """The answer for a graph, node by node."""
+    return [offer(node) for node in graph.nodes]
+
+
+def _check(step: Node) -> None:
+    """Raise Unsupported unless the step and all that its bodies hold are served."""
+    if serve(step).kernel is not None:
+        return
+    for _, body in step.bodies():
+        for node in body.nodes:
+            for inner in node.steps():
+                try:
+                    _check(inner)
+                except Unsupported as reason:
+                    raise Unsupported(f"body node {node.name} ({node.label}): {reason}") from None
+
+
+def operators() -> list[str]:
+    """`domain::op` of everything that has a kernel or is run by the executor, sorted."""
+    names = {f"{domain or 'ai.onnx'}::{op}" for domain, op in KERNELS}
+    return sorted(names | {f"ai.onnx::{op}" for op in CONTROL})

@@ -1,0 +1,312 @@
+"""Control flow: If, Loop, Scan and SequenceMap as nodes of the unbound stretch.
+
+A body is bound like a unit. Constants, and values of the program around it that have fixed addresses, are used in
+place; what arrives anew in each call (formals, late captures) is copied into staging arrays, so that one binding serves
+all calls of a signature. A few bindings are kept; a body whose signature keeps changing is run with everything unbound
+instead. Results are copied out: nothing that a later call overwrites leaves a body.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from outrider.providers.contract import Value
+from outrider.providers.cpu.arena import Region
+from outrider.providers.cpu.binding import Binding, LateOp
+from outrider.providers.cpu.blocks import ABSENT, Block, Op
+from outrider.providers.failures import fail
+from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
+from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
+
+BINDINGS = 16  # per body and binding of the program around it
+
+
+def branch_of(op: Op, condition: Any) -> Block:
+    """The body of an If that a condition selects; one element of any rank."""
+    try:
+        return op.bodies["then_branch" if _truth(condition, "the condition") else "else_branch"]
+    except Exception as cause:
+        fail((op.origin,), op.step.inputs, [condition], cause)
+
+
+def late_control(op: Op, parent: Binding) -> LateOp:
+    """The node as it is run in the unbound stretch of `parent`."""
+    return _KINDS[op.step.op_type](op, parent)
+
+
+class Body:
+    """One body inside one binding of the program around it."""
+
+    def __init__(self, block: Block, parent: Binding) -> None:
+        self.block = block
+        self.parent = parent
+        captures = {number: parent.keep(number) for number in block.free}
+        self.late = tuple(number for number, item in captures.items() if item.state == LATE)
+        self._fixed = {number: item for number, item in captures.items() if item.state != LATE}
+        self._bound: OrderedDict[tuple[Any, ...], tuple[Binding, list[np.ndarray | None]]] = OrderedDict()
+        self._misses = 0
+
+    def call(self, formals: Sequence[Any], env: dict[int, Any]) -> list[Any]:
+        """Run the body; `env` is that of the program around it. The results are the caller's to keep."""
+        numbers = self._numbers
+        given = [*formals, *[env[number] for number in self.late]]
+        binding, staging = self._binding(given)
+        inner: dict[int, Any] = {}
+        for number, stage, item in zip(numbers, staging, given):  # noqa: B905 (made together)
+            if stage is None:
+                inner[number] = item
+            else:
+                np.copyto(stage, item)
+        binding.run(inner)
+        return [
+            item.value if item.state == KNOWN else self._own(inner[number] if item.state == LATE else item.value)
+            for number, item in zip(self.block.results, binding.results)  # noqa: B905 (made together)
+        ]
+
+    def expected(self, i: int, formals: Sequence[Any], env: dict[int, Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """(dtype, shape) of result `i` for these formals, without running: as bound, else as the graph declares it.
+
+        Dimensions that the graph leaves open count as 0, as in onnxruntime. Raises ValueError when the rank is unknown.
+        """
+        binding, _ = self._binding([*formals, *[env[number] for number in self.late]])
+        item = binding.results[i]
+        if item.state != LATE and isinstance(item.value, np.ndarray):
+            return item.value.dtype, item.value.shape
+        value: Value = self.block.declared[i]
+        if value.shape is None or not is_tensor(value.dtype):
+            raise ValueError(f"without an iteration the shape of {value.name!r} is unknown: declare it in the body")
+        return numpy_dtype(value.dtype), tuple(dim if isinstance(dim, int) else 0 for dim in value.shape)
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        return (*self.block.formals, *self.late)
+
+    def _binding(self, given: Sequence[Any]) -> tuple[Binding, list[np.ndarray | None]]:
+        key: tuple[Any, ...] = tuple((x.dtype, x.shape) if _stageable(x) else None for x in given)
+        found = self._bound.get(key)
+        if found is not None:
+            self._bound.move_to_end(key)
+            return found
+        self._misses += 1
+        if self._misses > BINDINGS:  # a signature that keeps changing: bind nothing, once for all
+            key = (None,) * len(given)
+            found = self._bound.get(key)
+            if found is not None:
+                return found
+        region = Region(self.parent.region.scratch, self.parent.region.high)
+        items = dict(self._fixed)
+        staging: list[np.ndarray | None] = []
+        for number, item, kind in zip(self._numbers, given, key):  # noqa: B905 (made together)
+            stage = None
+            if kind is not None:
+                name = f"{self.block.name}: {self.parent.code.names[number]}"
+                stage = region.allocate(name, item.shape, item.dtype)[0] if item.size else np.empty_like(item)
+            staging.append(stage)
+            items[number] = LATE_ITEM if stage is None else Item(FIXED, stage)
+        binding = Binding(self.parent.code, self.block, region, items, threads=self.parent.threads)
+        self._bound[key] = found = (binding, staging)
+        if len(self._bound) > BINDINGS:
+            self._bound.popitem(last=False)
+        return found
+
+    def _own(self, value: Any) -> Any:
+        """The value, copied where it lies in memory that a later call may overwrite."""
+        if isinstance(value, np.ndarray):
+            return value.copy() if self.parent.region.scratch.contains(value) else value
+        if isinstance(value, list):
+            return [self._own(item) for item in value]
+        return value
+
+
+class _Control:
+    """What the kinds share: reading the node's inputs, storing its outputs, errors that name it."""
+
+    def __init__(self, op: Op, parent: Binding) -> None:
+        self.op = op
+        self.bodies = {key: Body(block, parent) for key, block in op.bodies.items()}
+        self._sources = [None if number == ABSENT else parent.keep(number) for number in op.inputs]
+
+    def __call__(self, env: dict[int, Any]) -> None:
+        inputs = [
+            None if item is None else env[number] if item.state == LATE else item.value
+            for item, number in zip(self._sources, self.op.inputs)  # noqa: B905 (made together)
+        ]
+        try:
+            results = self.execute(inputs, env)
+            if len(results) < len(self.op.outputs):
+                raise ValueError(f"{len(results)} results for {len(self.op.outputs)} outputs")
+        except Exception as cause:
+            fail((self.op.origin,), self.op.step.inputs, inputs, cause)
+        for number, result in zip(self.op.outputs, results):  # noqa: B905 (checked)
+            if number != ABSENT:
+                env[number] = result
+
+    def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
+        """The node's outputs."""
+        raise NotImplementedError
+
+
+class _If(_Control):
+    """If-1 to -25: one branch runs; shapes and kinds of the branches' results may differ."""
+
+    def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
+        chosen = "then_branch" if _truth(inputs[0], "the condition") else "else_branch"
+        return self.bodies[chosen].call((), env)
+
+
+class _Loop(_Control):
+    """Loop-1 to -25. Inputs: trip count or none, condition or none, carried values; outputs: carried values, scans.
+
+    The body's condition counts also where the node has none (as in onnxruntime). Carried values may change shape.
+    """
+
+    def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
+        body = self.bodies["body"]
+        block = body.block
+        count = len(block.formals) - 2
+        inputs += [None] * (2 + count - len(inputs))
+        trips = None if inputs[0] is None else int(_single(inputs[0], "the trip count"))
+        going = True if inputs[1] is None else _truth(inputs[1], "the condition")
+        carried = inputs[2 : 2 + count]
+        scans = _Stacks(len(block.results) - 1 - count)
+        trip = 0
+        condition = np.array(going)
+        while going and (trips is None or trip < trips):
+            results = body.call([np.array(trip, np.int64), condition, *carried], env)
+            condition = results[0]
+            going = _truth(condition, "the body's condition")
+            carried = results[1 : 1 + count]
+            scans.add(results[1 + count :])
+            trip += 1
+        if trip:
+            return [*carried, *(scans.stacked(i) for i in range(scans.count))]
+        formals = [np.array(0, np.int64), condition, *carried]
+        empty = [body.expected(1 + count + i, formals, env) for i in range(scans.count)]
+        return [*carried, *(np.empty((0, *shape), dtype) for dtype, shape in empty)]
+
+
+class _Scan(_Control):
+    """Scan-9 to -25. Inputs: states, then scan inputs, sliced along their axes; outputs: states, then stacked scans."""
+
+    def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
+        body = self.bodies["body"]
+        attributes = self.op.step.attributes
+        sliced = attributes["num_scan_inputs"]
+        states, xs = inputs[: len(inputs) - sliced], inputs[len(inputs) - sliced :]
+        count = len(states)
+        scans = _Stacks(len(body.block.results) - count)
+        axes = _list(attributes, "scan_input_axes", sliced)
+        backward = _directions(attributes, "scan_input_directions", sliced)
+        out_axes = _list(attributes, "scan_output_axes", scans.count)
+        out_backward = _directions(attributes, "scan_output_directions", scans.count)
+        moved = []
+        for i, (x, axis) in enumerate(zip(xs, axes, strict=True)):
+            if not -x.ndim <= axis < x.ndim:
+                raise ValueError(f"scan_input_axes[{i}] is {axis}, the input has {x.ndim} dimensions")
+            rolled = np.moveaxis(x, axis, 0)
+            moved.append(rolled[::-1] if backward[i] else rolled)
+        lengths = {len(x) for x in moved}
+        if len(lengths) != 1:
+            raise ValueError(f"the scan inputs have different lengths, {[len(x) for x in moved]}")
+        trips = lengths.pop()
+        for trip in range(trips):
+            results = body.call([*states, *(np.asarray(x[trip]) for x in moved)], env)
+            states = results[:count]
+            scans.add(results[count:])
+        if trips:
+            stacked = [scans.stacked(i) for i in range(scans.count)]
+        else:
+            formals = [*states, *(np.empty(x.shape[1:], x.dtype) for x in moved)]
+            empty = [body.expected(count + i, formals, env) for i in range(scans.count)]
+            stacked = [np.empty((0, *shape), dtype) for dtype, shape in empty]
+        outputs = list(states)
+        for i, y in enumerate(stacked):
+            axis = out_axes[i]
+            if not -y.ndim <= axis < y.ndim:
+                raise ValueError(f"scan_output_axes[{i}] is {axis}, the output has {y.ndim} dimensions")
+            outputs.append(np.ascontiguousarray(np.moveaxis(y[::-1] if out_backward[i] else y, 0, axis)))
+        return outputs
+
+
+class _SequenceMap(_Control):
+    """SequenceMap-17: the body for each element of the first sequence; further inputs are sequences or tensors."""
+
+    def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
+        body = self.bodies["body"]
+        length = len(inputs[0])
+        for i, item in enumerate(inputs):
+            if isinstance(item, list) and len(item) != length:
+                raise ValueError(f"sequence {i} has {len(item)} elements, the first one {length}")
+        outputs: list[list[Any]] = [[] for _ in body.block.results]
+        for at in range(length):
+            results = body.call([item[at] if isinstance(item, list) else item for item in inputs], env)
+            for output, result in zip(outputs, results, strict=True):
+                output.append(result)
+        return outputs
+
+
+_KINDS: dict[str, Callable[[Op, Binding], _Control]] = {
+    "If": _If,
+    "Loop": _Loop,
+    "Scan": _Scan,
+    "SequenceMap": _SequenceMap,
+}
+
+
+class _Stacks:
+    """The scan outputs of a node as they grow, one element per iteration."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._items: list[list[np.ndarray]] = [[] for _ in range(count)]
+
+    def add(self, results: Sequence[Any]) -> None:
+        for i, result in enumerate(results):
+            items = self._items[i]
+            if items and (items[0].shape != result.shape or items[0].dtype != result.dtype):
+                raise ValueError(
+                    f"scan output {i} was {items[0].dtype}{list(items[0].shape)} at first and is "
+                    f"{result.dtype}{list(result.shape)} in iteration {len(items)}"
+                )
+            items.append(result)
+
+    def stacked(self, i: int) -> np.ndarray:
+        """Elements of scan output `i` along a new first axis."""
+        return np.stack(self._items[i])
+
+
+def _stageable(item: Any) -> bool:
+    return isinstance(item, np.ndarray) and not item.dtype.hasobject
+
+
+def _single(item: Any, what: str) -> Any:
+    if not isinstance(item, np.ndarray) or item.size != 1:
+        shape = item.shape if isinstance(item, np.ndarray) else type(item).__name__
+        raise ValueError(f"{what} must be one number, its shape is {shape}")
+    return item.reshape(())[()]
+
+
+def _truth(item: Any, what: str) -> bool:
+    value = _single(item, what)
+    if item.dtype != np.bool_:
+        raise TypeError(f"{what} must be bool, it is {item.dtype}")
+    return bool(value)
+
+
+def _list(attributes: Any, name: str, count: int) -> list[int]:
+    values = list(attributes.get(name, [0] * count))
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries for {count} scans")
+    return values
+
+
+def _directions(attributes: Any, name: str, count: int) -> list[int]:
+    values = _list(attributes, name, count)
+    for i, value in enumerate(values):
+        if value not in (0, 1):
+            raise ValueError(f"{name}[{i}] is {value}, it must be 0 (forward) or 1 (backward)")
+    return values

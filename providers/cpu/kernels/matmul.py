@@ -1,0 +1,135 @@
+"""Matrix products: MatMul, Gemm and Einsum. Operands of 16 bits are multiplied in float32 and rounded once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.precision import finish, target, widened
+from outrider.providers.wire.dtypes import FLOATS, NUMBERS
+from outrider.providers.wire.graph import Node
+
+_PRODUCTS = FLOATS | {"int32", "int64", "uint32", "uint64"}
+
+
+def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of numpy.matmul. Raises ValueError with both shapes when they do not fit."""
+    left, right = (1,) + a if len(a) == 1 else a, b + (1,) if len(b) == 1 else b
+    if not a or not b or left[-1] != right[-2]:
+        raise ValueError(f"shapes {list(a)} and {list(b)} have no matrix product")
+    batch = np.broadcast_shapes(left[:-2], right[:-2])
+    return batch + left[-2 : -1 if len(a) > 1 else -2] + (right[-1:] if len(b) > 1 else ())
+
+
+def multiply(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
+    """Record y = x @ w, in the one dtype that all three have; many rows against one matrix are one GEMM."""
+    if not y.size:
+        return
+    if not x.size:
+        b.step(y.fill, 0)
+        return
+    if x.ndim > 2 and w.ndim == 2 and x.flags.c_contiguous:
+        rows = math.prod(x.shape[:-1])
+        x, y = x.reshape(rows, x.shape[-1]), y.reshape(rows, w.shape[1])
+    b.step(np.matmul, x, w, y)
+
+
+@kernel("MatMul", dtypes={0: _PRODUCTS, 1: _PRODUCTS})
+def matmul(b: Bind, p: None) -> None:
+    """ONNX MatMul-13."""
+    x, w = widened(b, 0), widened(b, 1)
+    y = b.out(0, product_shape(x.shape, w.shape), b.array(0).dtype)
+    total = target(b, y)
+    multiply(b, x, w, total)
+    finish(b, y, total)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Attributes of Gemm."""
+
+    alpha: float
+    beta: float
+    left: bool
+    right: bool
+
+
+def _parse_gemm(node: Node) -> Scaled:
+    get = node.attributes.get
+    p = Scaled(float(get("alpha", 1.0)), float(get("beta", 1.0)), bool(get("transA", 0)), bool(get("transB", 0)))
+    dtype = node.inputs[0].dtype
+    if dtype not in FLOATS and not (p.alpha.is_integer() and p.beta.is_integer()):
+        raise Unsupported(f"alpha {p.alpha} or beta {p.beta} with {dtype}")
+    return p
+
+
+@kernel("Gemm", since=7, dtypes={0: _PRODUCTS, 1: _PRODUCTS}, parse=_parse_gemm)
+def gemm(b: Bind, p: Scaled) -> None:
+    """ONNX Gemm-13: alpha * A' @ B' + beta * C."""
+    x, w = widened(b, 0), widened(b, 1)
+    if x.ndim != 2 or w.ndim != 2:
+        raise ValueError(f"Gemm takes matrices, these are {list(x.shape)} and {list(w.shape)}")
+    x, w = x.T if p.left else x, w.T if p.right else w
+    y = b.out(0, product_shape(x.shape, w.shape), b.array(0).dtype)
+    total = target(b, y)
+    multiply(b, x, w, total)
+    if p.alpha != 1:
+        b.step(np.multiply, total, total.dtype.type(p.alpha), total)
+    if b.has(2) and p.beta != 0:
+        c = widened(b, 2)
+        if p.beta != 1:
+            scaled = b.scratch(c.shape, c.dtype)
+            b.step(np.multiply, c, c.dtype.type(p.beta), scaled)
+            c = scaled
+        b.step(np.add, total, c, total)
+    finish(b, y, total)
+
+
+def _parse_equation(node: Node) -> str:
+    equation = str(node.attributes.get("equation", "")).replace(" ", "")
+    if not equation:
+        raise Unsupported("equation is missing")
+    return equation
+
+
+def _einsum(equation: str, path: Any, operands: list[np.ndarray], y: np.ndarray) -> None:
+    np.einsum(equation, *operands, out=y, optimize=path)
+
+
+@kernel("Einsum", since=12, dtypes={0: NUMBERS}, parse=_parse_equation)
+def einsum(b: Bind, equation: str) -> None:
+    """ONNX Einsum-12, contracted in the order that costs least."""
+    operands = [widened(b, i) for i in range(len(b.node.inputs))]
+    path = np.einsum_path(equation, *operands, optimize="optimal" if len(operands) < 6 else "greedy")[0]
+    y = b.out(0, _einsum_shape(equation, operands), b.array(0).dtype)
+    total = target(b, y)
+    b.step(_einsum, equation, path, operands, total)
+    finish(b, y, total)
+
+
+def _einsum_shape(equation: str, operands: list[np.ndarray]) -> tuple[int, ...]:
+    """The shape of the result, found on stand-ins that hold no memory."""
+    inputs, arrow, output = equation.partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(operands):
+        raise ValueError(f"equation {equation!r} has {len(terms)} terms for {len(operands)} inputs")
+    sizes: dict[str, int] = {}
+    batch: tuple[int, ...] = ()
+    for term, x in zip(terms, operands, strict=True):
+        before, dots, after = term.partition("...")
+        if dots:
+            batch = np.broadcast_shapes(batch, x.shape[len(before) : x.ndim - len(after)])
+            axes = x.shape[: len(before)] + x.shape[x.ndim - len(after) :]
+        else:
+            axes = x.shape
+        for label, n in zip(before + after, axes, strict=True):
+            sizes[label] = n if sizes.get(label, 1) == 1 else sizes[label]
+    if not arrow:
+        letters = inputs.replace(",", "").replace(".", "")
+        output = ("..." if "..." in inputs else "") + "".join(c for c in sorted(set(letters)) if letters.count(c) == 1)
+    before, dots, after = output.partition("...")
+    return tuple(sizes[c] for c in before) + (batch if dots else ()) + tuple(sizes[c] for c in after)

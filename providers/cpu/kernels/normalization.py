@@ -1,0 +1,398 @@
+"""Normalizations over channels, groups, trailing axes and neighbours; statistics of 16-bit floats in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.precision import cast, finish, target, wide, widened
+from outrider.providers.wire.dtypes import FLOATS
+from outrider.providers.wire.graph import Node
+
+
+def _parse_batch(node: Node) -> float:
+    if node.attributes.get("training_mode", 0):
+        raise Unsupported("training_mode 1")
+    if sum(1 for output in node.outputs if output.name) > 1:
+        raise Unsupported("running statistics as outputs")
+    if node.attributes.get("spatial", 1) != 1:
+        raise Unsupported("spatial 0")
+    return float(node.attributes.get("epsilon", 1e-5))
+
+
+def _affine(
+    scale: np.ndarray, bias: np.ndarray, mean: np.ndarray, var: np.ndarray, eps: float, out: np.ndarray
+) -> None:
+    """out[0] = scale / sqrt(var + eps), out[1] = bias - mean * out[0]."""
+    np.add(var, eps, out[0])
+    np.sqrt(out[0], out[0])
+    np.divide(scale, out[0], out[0])
+    np.multiply(mean, out[0], out[1])
+    np.subtract(bias, out[1], out[1])
+
+
+@kernel("BatchNormalization", since=7, dtypes={0: FLOATS}, parse=_parse_batch)
+def batch_normalization(b: Bind, epsilon: float) -> None:
+    """ONNX BatchNormalization-15, inference: one multiply and one add per element."""
+    x = b.array(0)
+    if x.ndim < 1:
+        raise ValueError("the input has no axes")
+    channels = x.shape[1] if x.ndim > 1 else 1
+    y = b.reuse(0, 0)
+    total = target(b, y)
+    dtype = total.dtype
+    if all(b.is_const(i) for i in range(1, 5)):
+
+        def make(scale: np.ndarray) -> np.ndarray:
+            affine = np.empty((2, channels), dtype)
+            parts = [np.asarray(part, dtype) for part in (scale, b.const(2), b.const(3), b.const(4))]
+            _affine(*parts, epsilon, affine)
+            return affine
+
+        names = ",".join(value.name for value in b.node.inputs[2:5])
+        affine = b.packed(f"affine {dtype.name} {epsilon} {names}", 1, make)
+    else:
+        affine = b.scratch((2, channels), dtype)
+        b.step(_affine, *(cast(b, b.array(i), dtype) for i in range(1, 5)), epsilon, affine)
+    shape = (channels,) + (1,) * max(0, x.ndim - 2)
+    b.step(np.multiply, cast(b, x, dtype), affine[0].reshape(shape), total)
+    b.step(np.add, total, affine[1].reshape(shape), total)
+    finish(b, y, total)
+
+
+def _standardize(
+    x: np.ndarray, y: np.ndarray, mean: np.ndarray, scale: np.ndarray, ones: np.ndarray, eps: float
+) -> None:
+    """y = (x - mean) / sqrt(var + eps) along the last axis; mean and `scale` = 1 / sqrt(var + eps) are [..., 1]."""
+    np.matmul(x, ones, mean)  # a sum as a matrix-vector product is faster than a reduction
+    np.subtract(x, mean, y)
+    np.vecdot(y, y, scale[..., 0])
+    np.multiply(scale, ones[0, 0], scale)
+    np.add(scale, eps, scale)
+    np.sqrt(scale, scale)
+    np.reciprocal(scale, scale)
+    np.multiply(y, scale, y)
+
+
+def _standardized(b: Bind, x: np.ndarray, y: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """Record the standardizing of x [rows, n] into y (same dtype); returns the scratch of mean and scale, [rows, 1]."""
+    mean, scale = b.scratch((x.shape[0], 1), y.dtype), b.scratch((x.shape[0], 1), y.dtype)
+    ones = np.full((x.shape[1], 1), 1 / max(1, x.shape[1]), y.dtype)
+    if y.size:
+        b.step(_standardize, x, y, mean, scale, ones, eps)
+    return mean, scale
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Attributes of LayerNormalization and RMSNormalization."""
+
+    axis: int
+    epsilon: float
+    stash: int
+
+
+def _parse_layer(node: Node) -> Layer:
+    stash = int(node.attributes.get("stash_type", 1))
+    if stash not in (1, 11, 10, 16):
+        raise Unsupported(f"stash_type {stash}")
+    return Layer(int(node.attributes.get("axis", -1)), float(node.attributes.get("epsilon", 1e-5)), stash)
+
+
+@kernel("LayerNormalization", dtypes={0: FLOATS}, parse=_parse_layer)
+def layer_normalization(b: Bind, p: Layer) -> None:
+    """ONNX LayerNormalization-17, with Mean and InvStdDev."""
+    x = b.array(0)
+    axis = p.axis % x.ndim
+    y = b.out(0, x.shape, x.dtype)
+    total = target(b, y)
+    rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+    flat = b.reshaped(cast(b, x, total.dtype), (rows, n))
+    mean, scale = _standardized(b, flat, total.reshape(rows, n), p.epsilon)
+    b.step(np.multiply, total, widened(b, 1), total)
+    if b.has(2):
+        b.step(np.add, total, widened(b, 2), total)
+    finish(b, y, total)
+    statistics = x.shape[:axis] + (1,) * (x.ndim - axis)
+    for i, value in ((1, mean), (2, scale)):
+        if b.wanted(i):
+            b.step(np.copyto, b.out(i, statistics, np.float32).reshape(rows, 1), value, "unsafe")
+
+
+def _root_mean_square(x: np.ndarray, y: np.ndarray, scale: np.ndarray, eps: float) -> None:
+    np.vecdot(x, x, scale[..., 0])
+    np.divide(scale, x.shape[-1], scale)
+    np.add(scale, eps, scale)
+    np.sqrt(scale, scale)
+    np.divide(x, scale, y)
+
+
+@kernel("RMSNormalization", since=23, dtypes={0: FLOATS}, parse=_parse_layer)
+def rms_normalization(b: Bind, p: Layer) -> None:
+    """ONNX RMSNormalization-23."""
+    x = b.array(0)
+    axis = p.axis % x.ndim
+    y = b.out(0, x.shape, b.array(1).dtype)
+    dtype = np.promote_types(wide(x.dtype), wide(y.dtype))
+    total = target(b, y, dtype)
+    rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+    flat = b.reshaped(cast(b, x, dtype), (rows, n))
+    if total.size:
+        b.step(_root_mean_square, flat, total.reshape(rows, n), b.scratch((rows, 1), dtype), p.epsilon)
+    b.step(np.multiply, total, widened(b, 1), total)
+    finish(b, y, total)
+
+
+def _epsilon(node: Node) -> float:
+    return float(node.attributes.get("epsilon", 1e-5))
+
+
+def _per_channel(b: Bind, x: np.ndarray, i: int) -> np.ndarray:
+    """Input i, one number per channel, ready to broadcast over [N, C, *spatial]."""
+    values = widened(b, i)
+    return b.reshaped(values, values.shape + (1,) * (x.ndim - 2))
+
+
+@kernel("InstanceNormalization", since=6, dtypes={0: FLOATS}, parse=_epsilon)
+def instance_normalization(b: Bind, epsilon: float) -> None:
+    """ONNX InstanceNormalization-22."""
+    x = b.array(0)
+    y = b.out(0, x.shape, x.dtype)
+    total = target(b, y)
+    rows, n = x.shape[0] * x.shape[1], math.prod(x.shape[2:])
+    _standardized(b, b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n), epsilon)
+    b.step(np.multiply, total, _per_channel(b, x, 1), total)
+    b.step(np.add, total, _per_channel(b, x, 2), total)
+    finish(b, y, total)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Attributes of GroupNormalization; `per_group`: opset 18 has one scale per group, 21 one per channel."""
+
+    count: int
+    epsilon: float
+    per_group: bool
+
+
+def _parse_groups(node: Node) -> Groups:
+    count = int(node.attributes.get("num_groups", 0))
+    if count < 1:
+        raise Unsupported(f"num_groups is {count}")
+    if int(node.attributes.get("stash_type", 1)) not in (1, 11):
+        raise Unsupported(f"stash_type {node.attributes['stash_type']}")
+    return Groups(count, _epsilon(node), node.opset < 21)
+
+
+@kernel("GroupNormalization", since=18, dtypes={0: FLOATS}, parse=_parse_groups)
+def group_normalization(b: Bind, p: Groups) -> None:
+    """ONNX GroupNormalization-21, and 18."""
+    x = b.array(0)
+    if x.shape[1] % p.count:
+        raise ValueError(f"{x.shape[1]} channels do not divide into {p.count} groups")
+    y = b.out(0, x.shape, x.dtype)
+    total = target(b, y)
+    rows, n = x.shape[0] * p.count, math.prod(x.shape[1:]) // p.count
+    _standardized(b, b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n), p.epsilon)
+    place = total
+    if p.per_group:
+        place = total.reshape((x.shape[0], p.count, x.shape[1] // p.count) + x.shape[2:])
+    b.step(np.multiply, place, _per_channel(b, place, 1), place)
+    b.step(np.add, place, _per_channel(b, place, 2), place)
+    finish(b, y, total)
+
+
+@dataclass(frozen=True)
+class Response:
+    """Attributes of LRN."""
+
+    alpha: float
+    beta: float
+    bias: float
+    size: int
+
+
+def _parse_response(node: Node) -> Response:
+    get = node.attributes.get
+    size = int(get("size", 0))
+    if size < 1:
+        raise Unsupported(f"size is {size}")
+    return Response(float(get("alpha", 1e-4)), float(get("beta", 0.75)), float(get("bias", 1.0)), size)
+
+
+def _local_response(x: np.ndarray, p: Response, square: np.ndarray, total: np.ndarray) -> None:
+    np.multiply(x, x, square)
+    total.fill(0)
+    channels = x.shape[1]
+    before, after = (p.size - 1) // 2, p.size // 2
+    for shift in range(-before, after + 1):
+        first, last = max(0, -shift), min(channels, channels - shift)
+        if first < last:
+            part = total[:, first:last]
+            np.add(part, square[:, first + shift : last + shift], part)
+    np.multiply(total, p.alpha / p.size, total)
+    np.add(total, p.bias, total)
+    np.power(total, -p.beta, total)
+    np.multiply(total, x, total)
+
+
+@kernel("LRN", dtypes={0: FLOATS}, parse=_parse_response)
+def lrn(b: Bind, p: Response) -> None:
+    """ONNX LRN-13: local response normalization over channels."""
+    x = b.array(0)
+    y = b.out(0, x.shape, x.dtype)
+    total = target(b, y)
+    b.step(_local_response, cast(b, x, total.dtype), p, b.scratch(x.shape, total.dtype), total)
+    finish(b, y, total)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Attributes of LpNormalization."""
+
+    axis: int
+    power: int
+
+
+def _parse_norm(node: Node) -> Norm:
+    power = int(node.attributes.get("p", 2))
+    if power not in (1, 2):
+        raise Unsupported(f"p is {power}, ONNX has 1 and 2")
+    return Norm(int(node.attributes.get("axis", -1)), power)
+
+
+def _divide_by_norm(x: np.ndarray, p: Norm, y: np.ndarray, norm: np.ndarray) -> None:
+    if p.power == 1:
+        np.abs(x, y)
+    else:
+        np.multiply(x, x, y)
+    np.add.reduce(y, p.axis, None, norm, True)
+    if p.power == 2:
+        np.sqrt(norm, norm)
+    np.copyto(norm, 1, where=norm == 0)  # 0 / 0 is 0 here
+    np.divide(x, norm, y)
+
+
+@kernel("LpNormalization", dtypes={0: FLOATS}, parse=_parse_norm)
+def lp_normalization(b: Bind, p: Norm) -> None:
+    """ONNX LpNormalization-22."""
+    x = b.array(0)
+    y = b.out(0, x.shape, x.dtype)
+    total = target(b, y)
+    axis = p.axis % x.ndim
+    norm = b.scratch(x.shape[:axis] + (1,) + x.shape[axis + 1 :], total.dtype)
+    b.step(_divide_by_norm, cast(b, x, total.dtype), Norm(axis, p.power), total, norm)
+    finish(b, y, total)
+
+
+def _mean_variance(x: np.ndarray, axes: tuple[int, ...], y: np.ndarray, square: np.ndarray, stat: np.ndarray) -> None:
+    count = x.size // max(1, stat.size)
+    np.add.reduce(x, axes, None, stat, True)
+    np.divide(stat, count, stat)
+    np.subtract(x, stat, y)
+    np.multiply(y, y, square)
+    np.add.reduce(square, axes, None, stat, True)
+    np.divide(stat, count, stat)
+    np.sqrt(stat, stat)
+    np.add(stat, 1e-9, stat)
+    np.divide(y, stat, y)
+
+
+def _parse_axes(node: Node) -> tuple[int, ...]:
+    return tuple(int(a) for a in node.attributes.get("axes", (0, 2, 3)))
+
+
+@kernel("MeanVarianceNormalization", since=9, dtypes={0: FLOATS}, parse=_parse_axes)
+def mean_variance_normalization(b: Bind, axes: tuple[int, ...]) -> None:
+    """ONNX MeanVarianceNormalization-13: (x - mean) / (deviation + 1e-9)."""
+    x = b.array(0)
+    y = b.out(0, x.shape, x.dtype)
+    total = target(b, y)
+    axes = tuple(axis % x.ndim for axis in axes)
+    shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
+    stat = b.scratch(shape, total.dtype)
+    b.step(_mean_variance, cast(b, x, total.dtype), axes, total, b.scratch(x.shape, total.dtype), stat)
+    finish(b, y, total)
+
+
+@dataclass(frozen=True)
+class Along:
+    """The axis of a softmax; `flat`: before opset 13 the trailing axes from it on are one."""
+
+    axis: int
+    flat: bool
+
+
+def _parse_along(node: Node) -> Along:
+    flat = node.opset < 13
+    return Along(int(node.attributes.get("axis", 1 if flat else -1)), flat)
+
+
+def _rows(b: Bind, p: Along, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """x and y in the shape to reduce, scratch for one number per row, and the axis."""
+    axis = p.axis % max(1, x.ndim)
+    if p.flat:
+        shape = (math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+        x, y, axis = b.reshaped(x, shape), y.reshape(shape), 1
+    elif x.ndim == 0:
+        x, y = b.reshaped(x, (1,)), y.reshape(1)
+    return x, y, b.scratch(x.shape[:axis] + (1,) + x.shape[axis + 1 :], y.dtype), axis
+
+
+def _softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
+    np.maximum.reduce(x, axis, None, row, True)
+    np.subtract(x, row, y)
+    np.exp(y, y)
+    if axis == y.ndim - 1:  # a sum as a matrix-vector product is faster than a reduction
+        np.matmul(y, np.ones((y.shape[-1], 1), y.dtype), row)
+    else:
+        np.add.reduce(y, axis, None, row, True)
+    np.divide(y, row, y)
+
+
+def _log_softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int, term: np.ndarray) -> None:
+    np.maximum.reduce(x, axis, None, row, True)
+    np.subtract(x, row, y)
+    np.exp(y, term)
+    np.add.reduce(term, axis, None, row, True)
+    np.log(row, row)
+    np.subtract(y, row, y)
+
+
+def _hardmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
+    y.fill(0)
+    np.put_along_axis(y, np.expand_dims(np.argmax(x, axis), axis), 1, axis)
+
+
+def _bind_softmax(b: Bind, p: Along, work: Callable[..., None]) -> None:
+    x = b.array(0)
+    y = b.out(0, x.shape, x.dtype)
+    if not x.size:
+        return
+    total = target(b, y)
+    x, place, row, axis = _rows(b, p, cast(b, x, total.dtype), total)
+    extra = [b.scratch(x.shape, total.dtype)] if work is _log_softmax else []
+    b.step(work, x, place, row, axis, *extra)
+    finish(b, y, total)
+
+
+@kernel("Softmax", dtypes={0: FLOATS}, parse=_parse_along)
+def softmax(b: Bind, p: Along) -> None:
+    """ONNX Softmax-13, and 1 to 12."""
+    _bind_softmax(b, p, _softmax)
+
+
+@kernel("LogSoftmax", dtypes={0: FLOATS}, parse=_parse_along)
+def log_softmax(b: Bind, p: Along) -> None:
+    """ONNX LogSoftmax-13, and 1 to 12."""
+    _bind_softmax(b, p, _log_softmax)
+
+
+@kernel("Hardmax", dtypes={0: FLOATS}, parse=_parse_along)
+def hardmax(b: Bind, p: Along) -> None:
+    """ONNX Hardmax-13, and 1 to 12: 1 at the first maximum, else 0."""
+    _bind_softmax(b, p, _hardmax)

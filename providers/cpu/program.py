@@ -1,0 +1,92 @@
+"""A unit made runnable: what the worker binds once per combination of places and then calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from outrider.providers.contract import Place, Program, Run, Unit
+from outrider.providers.cpu.arena import Region, Scratch
+from outrider.providers.cpu.binding import Binding
+from outrider.providers.cpu.blocks import Code
+from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
+
+
+class CpuProgram(Program):
+    """Made from a unit. Levels 'none', 'basic' and 'all' are one today: nodes as written, each by its kernel."""
+
+    def __init__(self, unit: Unit, scratch: Scratch, threads: int) -> None:
+        self.code = Code((*unit.constant_nodes, *unit.nodes), unit.inputs, unit.outputs, unit.constants)
+        self.bound = 0
+        self.unbound_nodes = 0
+        self._scratch = scratch
+        self._threads = threads
+
+    @property
+    def reference_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes that the stop-gap serves, bodies included."""
+        return self.code.reference_nodes
+
+    @property
+    def high(self) -> int:
+        """Bytes of scratch memory that the bindings made so far need."""
+        return self.code.high
+
+    def bind(self, inputs: Sequence[Any], place: Place) -> Run:
+        """See `Program.bind`. Values returned instead of placed are valid until the next run of this worker."""
+        block = self.code.top
+        items = {number: _item(item) for number, item in zip(block.formals, inputs, strict=True)}
+        binding = Binding(self.code, block, Region(self._scratch), items, place, self._threads)
+        self.bound += 1
+        self.unbound_nodes = len({late.op.origin.name for late in binding.late})
+        if not binding.late and len(binding.placed) == len(block.results):
+            return _Straight(binding)
+        return _Mixed(binding)
+
+
+class _Straight:
+    """All steps bound, all outputs placed."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._run = binding.run
+        self._nothing = [None] * len(binding.results)
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        self._run({})
+        return self._nothing
+
+
+class _Mixed:
+    """Some inputs or outputs are values of the run."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding = binding
+        block = binding.block
+        self._late = tuple((i, n) for i, n in enumerate(block.formals) if binding.item(n).state == LATE)
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        binding = self._binding
+        env = {number: inputs[i] for i, number in self._late}
+        binding.run(env)
+        results: list[Any] = []
+        for i, (number, item) in enumerate(zip(binding.block.results, binding.results)):  # noqa: B905 (made together)
+            if i in binding.placed:
+                results.append(None)
+            else:
+                results.append(_contiguous(env[number] if item.state == LATE else item.value))
+        return results
+
+
+def _item(given: Any) -> Item:
+    """The state of a unit input: an array stays where it is, None stays None, anything else comes with the run."""
+    if given is None:
+        return Item(KNOWN)
+    if isinstance(given, np.ndarray) and not given.dtype.hasobject:
+        return Item(FIXED, given)
+    return LATE_ITEM
+
+
+def _contiguous(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.c_contiguous else value

@@ -1,0 +1,260 @@
+"""A session inside a worker: its partitions, and the loop that runs those whose inputs have arrived.
+
+The word of every input edge carries the run it belongs to. A partition of a slot is ready when all its input words carry
+the same run, newer than the last one it served; it runs its units in order, publishes the words of its outputs, then its
+`done` word, and rings whoever waits. A void input, or a failure, makes it publish void instead, so every run drains.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
+
+import numpy as np
+
+from outrider.providers.adapters import compile_unit
+from outrider.providers.binding import BoundUnit, Counters, OutputPort
+from outrider.providers.constants import Constants
+from outrider.providers.contract import Provider, Unit
+from outrider.providers.failures import fail
+from outrider.providers.wire import values
+from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
+from outrider.providers.wire.failures import error_to_plain
+from outrider.providers.wire.messages import Failed, Load, PartitionPlan, plan_of
+from outrider.providers.wire.pack import unpack_graph
+from outrider.shm.board import ENCODED, NONE, BoardReader, BoardWriter, Layout
+from outrider.shm.doorbell import Doorbell
+from outrider.shm.leases import PoolWriter
+from outrider.shm.places import Places
+from outrider.shm.segment import Segment
+
+VOID = 0
+
+
+class InputPort:
+    """One input edge as read by this worker: the value of a word, as a cached read-only array where it is a tensor."""
+
+    def __init__(self, name: str, reader: BoardReader, edge: int, slots: int) -> None:
+        self.name = name
+        self.reader = reader
+        self.edge = edge
+        self._arrays: list[dict[int, tuple[Layout, np.ndarray]]] = [{} for _ in range(slots)]
+
+    def value(self, slot: int, number: int) -> Any:
+        """The value published under a layout number. Raises LayoutError or WireError when it is malformed."""
+        layout = self.reader.layout(self.edge, slot, number)
+        held = self._arrays[slot].get(number)
+        if held is not None and held[0] is layout:
+            return held[1]
+        if layout.kind == NONE:
+            return None
+        segment = self.reader.segment
+        if layout.kind == ENCODED:
+            return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
+        array = segment.array(layout.offset, numpy_dtype(BY_NUMBER[layout.dtype]), layout.shape)
+        array.flags.writeable = False
+        self._arrays[slot][number] = (layout, array)
+        return array
+
+
+class Lane:
+    """A partition in one run slot: the words it waits for, and the last run it served."""
+
+    __slots__ = ("partition", "slot", "last", "ports")
+
+    def __init__(self, partition: Partition, slot: int) -> None:
+        self.partition = partition
+        self.slot = slot
+        self.last = 0
+        self.ports = tuple((port.reader.word, port.edge) for port in partition.inputs)
+
+    def ready(self) -> int:
+        """The run to serve now, or 0."""
+        slot = self.slot
+        read, edge = self.ports[0]
+        run: int = read(edge, slot) >> 16
+        if run <= self.last:
+            return 0
+        for read, edge in self.ports[1:]:
+            if read(edge, slot) >> 16 != run:
+                return 0
+        return run
+
+
+class Partition:
+    """Units dispatched together. Inputs and outputs are edges; values between its units stay in this worker."""
+
+    def __init__(self, plan: PartitionPlan, inputs: Sequence[InputPort], units: Sequence[BoundUnit]) -> None:
+        self.number = plan.partition
+        self.inputs = tuple(inputs)
+        self.units = tuple(units)
+        self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
+        self.done = plan.done
+
+    def run(self, slot: int) -> Union[list[tuple[int, int]], None]:
+        """Run the units; (edge, layout number) of each published output, or None when an input is void."""
+        known: dict[str, Any] = {"": None}
+        for port in self.inputs:
+            number = port.reader.word(port.edge, slot) & 0xFFFF
+            if number == VOID:
+                return None
+            if port.name:
+                known[port.name] = port.value(slot, number)
+        numbers: dict[str, int] = {}
+        for unit in self.units:
+            arguments = [known[value.name] for value in unit.unit.inputs]
+            try:
+                results = unit.run(slot, arguments)
+            except (Exception, SystemExit) as error:  # a provider may raise anything
+                fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
+            for port_out, (number, value) in zip(unit.outputs, results):
+                known[port_out.name] = value
+                numbers[port_out.name] = number
+        return [(edge, numbers[name]) for name, edge in self.outputs]
+
+
+class LoadedSession:
+    """What `Load` makes of a message. `refused` lists the units that did not compile; then nothing runs."""
+
+    def __init__(
+        self,
+        message: Load,
+        provider: Provider,
+        provider_name: str,
+        take: Callable[[int], int],
+        constants: Constants,
+        send: Callable[[Any], None],
+    ) -> None:
+        self.session = message.session
+        self.generation = message.generation
+        self.provider = provider
+        self.provider_name = provider_name
+        self.counters = Counters()
+        self.refused: list[dict[str, Any]] = []
+        self._send = send
+        self._unloads: list[Callable[[], None]] = []
+        self._constants = constants
+        slots = message.slots
+        readers: dict[int, BoardReader] = {}
+        for entry in message.boards:
+            board, edges = entry["board"], entry["edges"]
+            segment = _mapped(take(entry["segment"]), writable=board == message.own)
+            if board == message.own:
+                self._board = BoardWriter(segment, edges, slots, message.generation)
+                self._places = Places(segment, self._board, edges, slots)
+            # Its own board too: a partition may read what an earlier one of the same worker wrote.
+            readers[board] = BoardReader(segment, edges, slots, message.generation)
+        self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
+        self._slot_bells = [Doorbell(take(fd)) for fd in message.slot_bells]
+        self._pool = PoolWriter(
+            _mapped(take(message.pool), writable=True),
+            readers[0].segment.words,
+            message.pool_words,
+            message.pool_blocks,
+            limit=message.pool_bytes,
+        )
+        self._lanes: list[tuple[Lane, tuple[Doorbell, ...], bool]] = []
+        for body in message.partitions:
+            plan = plan_of(body)
+            partition = self._partition(plan, message, readers)
+            if partition is not None:
+                bells = tuple(self._bells[board] for board in plan.rings)
+                self._lanes += [(Lane(partition, slot), bells, plan.last) for slot in range(slots)]
+
+    def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Union[Partition, None]:
+        ports = {output["name"]: OutputPort(output["name"], output["edge"], output["result"]) for output in plan.outputs}
+        units: list[BoundUnit] = []
+        for index, body in enumerate(plan.units):
+            graph = self._constants.graph(unpack_graph(body["graph"]))
+            count = body["constants"]
+            unit = Unit(
+                nodes=graph.nodes[count:],
+                inputs=graph.inputs,
+                outputs=graph.outputs,
+                constants=graph.constants,
+                constant_nodes=graph.nodes[:count],
+                optimization=message.optimization,
+                opsets=graph.opsets,
+            )
+            try:
+                program, unload = compile_unit(self.provider, unit)
+            except (Exception, SystemExit) as error:  # a provider may raise anything: the refusal carries its story
+                plain = error_to_plain(error)
+                self.refused.append(
+                    {
+                        "partition": plan.partition,
+                        "unit": index,
+                        "reason": f"{plain['type']}: {plain['message']}",
+                        "traceback": plain["traceback"],
+                    }
+                )
+                continue
+            self._unloads.append(unload)
+            targets = [ports[value.name] for value in graph.outputs]
+            units.append(
+                BoundUnit(
+                    self.provider_name, unit, program, targets, self._places, self._board, self._pool, self.counters
+                )
+            )
+        if self.refused:
+            return None
+        inputs = [InputPort(e["name"], readers[e["board"]], e["edge"], message.slots) for e in plan.inputs]
+        return Partition(plan, inputs, units)
+
+    def poll(self) -> bool:
+        """Run every lane that is ready, in order; True when one was."""
+        any_ready = False
+        for lane, bells, last in self._lanes:
+            run = lane.ready()
+            if run:
+                any_ready = True
+                self._serve(lane, run, bells, last)
+        return any_ready
+
+    def _serve(self, lane: Lane, run: int, bells: Sequence[Doorbell], last: bool) -> None:
+        partition, slot, board = lane.partition, lane.slot, self._board
+        lane.last = run
+        try:
+            published = partition.run(slot)
+        except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
+            published = None
+            self._send(Failed(self.session, self.generation, run, slot, partition.number, error_to_plain(error)))
+        if published is None:
+            for _, edge in partition.outputs:
+                board.void(edge, slot, run)
+            board.void(partition.done, slot, run)
+        else:
+            for edge, number in published:
+                board.publish(edge, slot, run, number)
+            board.publish(partition.done, slot, run, 1)
+        for bell in bells:
+            bell.ring()
+        if last:
+            self._slot_bells[slot].ring()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of this session in this worker."""
+        return {
+            "bound": self.counters.bound,
+            "copies": self.counters.copies,
+            "copied_bytes": self.counters.copied_bytes,
+            "allocated_bytes": self._places.allocated_bytes + self._pool.pooled_bytes(),
+        }
+
+    def unload(self) -> None:
+        """Forget the programs; mappings go when nothing refers to them."""
+        for unload in self._unloads:
+            unload()
+        self._unloads.clear()
+        self._lanes.clear()
+        for bell in (*self._bells.values(), *self._slot_bells):
+            bell.close()
+
+
+def _mapped(fd: int, writable: bool) -> Segment:
+    """Map a segment; its descriptor is not needed afterwards."""
+    try:
+        return Segment(fd, writable=writable)
+    finally:
+        os.close(fd)

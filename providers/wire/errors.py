@@ -1,0 +1,17 @@
+"""What is wrong with a message or a packed graph."""
+
+from __future__ import annotations
+
+from outrider.shm.errors import OutriderError
+
+
+class WireError(OutriderError, ValueError):
+    """Plain data from another process is malformed: `where` in it, and the `reason`."""
+
+    _fields = ("where", "reason")
+
+
+class ProtocolMismatchError(OutriderError, RuntimeError):
+    """Coordinator and worker do not speak the same protocol version."""
+
+    _fields = ("ours", "theirs")

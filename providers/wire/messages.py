@@ -1,0 +1,253 @@
+"""The message catalogue of the control plane: each message declared once, checked when packed and when unpacked.
+
+    coordinator -> worker    Claim  Load  Unload  StatsRequest  Stop
+    worker -> coordinator    Hello  StartFailed  Claims  Loaded  Unloaded  Failed  Stats
+
+A message travels as one msgpack map: its fields plus `type` and `protocol`. A worker runs third-party native code and is
+not trusted in form: an unknown type, a missing or surplus field or a wrong type is a `WireError` on either side. Errors
+travel as plain data (`error_to_plain`) and become the same class with the same fields on the other side. Tensor bytes never
+travel here; `TensorRef`s, descriptor ids and board indices do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from outrider.providers.wire.errors import ProtocolMismatchError, WireError
+
+PROTOCOL = 1
+MAX_BYTES = 1 << 30  # a body larger than this is refused before it is parsed
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The provider is set up and waits for work."""
+
+    pid: int
+    incarnation: int
+    merge: bool
+    per_signature: bool
+    accepts: list[str] | None
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """The provider could not be imported, made or set up; the process exits next."""
+
+    incarnation: int
+    reason: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Ask for claims on a graph (`pack_graph` form). `weights`: weight segment -> id of its descriptor."""
+
+    session: int
+    round: int
+    graph: dict[str, Any]
+    weights: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The answer. `claims`: [{nodes: [index], reference: bool}]; `declines`: [{node: index, reason}]."""
+
+    session: int
+    round: int
+    claims: list[dict[str, Any]]
+    declines: list[dict[str, Any]]
+    error: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Load:
+    """Compile these partitions and take part in runs.
+
+    `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the coordinator.
+    `own` is this worker's board. `pool`: descriptor id of its output pool, whose release words start at word
+    `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
+    `slot_bells`: those of the run slots. `partitions`: see `PartitionPlan`.
+    """
+
+    session: int
+    generation: int
+    slots: int
+    own: int
+    optimization: str
+    weights: dict[int, int]
+    boards: list[dict[str, int]]
+    bells: dict[int, int]
+    slot_bells: list[int]
+    pool: int
+    pool_words: int
+    pool_blocks: int
+    pool_bytes: int
+    partitions: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """One partition inside `Load`.
+
+    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, result}] on the worker's own board, `result` for those that
+    go to the caller; `units`: [{graph, constants}] with the number of leading constant nodes; `rings`: boards of the
+    workers to wake; `done`: the edge whose word says that the partition has run; `last`: no partition waits for it, so it
+    wakes the caller.
+    """
+
+    partition: int
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    units: list[dict[str, Any]]
+    rings: list[int]
+    done: int
+    last: bool
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """`refused`: [{partition, unit, reason, traceback}]; empty when everything compiled."""
+
+    session: int
+    generation: int
+    refused: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Unload:
+    """Forget the session: programs, boards, mappings."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    session: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A partition did not run; its outputs were published void. `error` as `error_to_plain`."""
+
+    session: int
+    generation: int
+    run: int
+    slot: int
+    partition: int
+    error: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StatsRequest:
+    request: int
+
+
+@dataclass(frozen=True)
+class Stats:
+    request: int
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Close the provider and exit."""
+
+
+Message = typing.Union[
+    Hello, StartFailed, Claim, Claims, Load, Loaded, Unload, Unloaded, Failed, StatsRequest, Stats, Stop
+]
+CATALOGUE: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
+_HINTS: dict[type[Any], dict[str, Any]] = {}
+
+
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    hints = _HINTS.get(kind)
+    if hints is None:
+        hints = _HINTS[kind] = typing.get_type_hints(kind)
+    return hints
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """True when a plain value has the declared type (ints are not bools; containers are checked one level at a time)."""
+    if hint is Any:
+        return True
+    origin = typing.get_origin(hint)
+    if origin is typing.Union or origin is types.UnionType:
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if origin is list:
+        (item,) = typing.get_args(hint)
+        return type(value) is list and all(_fits(one, item) for one in value)
+    if origin is dict:
+        key, item = typing.get_args(hint)
+        return type(value) is dict and all(_fits(k, key) and _fits(v, item) for k, v in value.items())
+    if hint is type(None):
+        return value is None
+    return type(value) is hint
+
+
+def _checked(kind: type[Any], body: dict[str, Any]) -> Any:
+    hints = _hints(kind)
+    for name, hint in hints.items():
+        if name not in body:
+            raise WireError(f"{kind.__name__} lacks the field {name!r}", where=kind.__name__, reason="missing field")
+        if not _fits(body[name], hint):
+            raise WireError(
+                f"{kind.__name__}.{name} should be {hint}, got {type(body[name]).__name__}",
+                where=f"{kind.__name__}.{name}",
+                reason="wrong type",
+            )
+    surplus = body.keys() - hints.keys()
+    if surplus:
+        raise WireError(f"{kind.__name__} has no field {sorted(surplus)}", where=kind.__name__, reason="surplus field")
+    return kind(**body)
+
+
+def plan_of(body: Any) -> PartitionPlan:
+    """A checked PartitionPlan from its plain form inside `Load`."""
+    if type(body) is not dict:
+        raise WireError("a partition must be a map", where="Load.partitions", reason="wrong type")
+    plan: PartitionPlan = _checked(PartitionPlan, body)
+    return plan
+
+
+def pack(message: Any) -> bytes:
+    """Body of a message. Raises WireError when a field does not have its declared type."""
+    kind = type(message)
+    body = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    _checked(kind, body)
+    body["type"] = kind.__name__
+    body["protocol"] = PROTOCOL
+    packed: bytes = msgpack.packb(body, use_bin_type=True)
+    return packed
+
+
+def unpack(body: bytes) -> Any:
+    """The message in `body`. Raises WireError for malformed ones, ProtocolMismatchError for another protocol version."""
+    if len(body) > MAX_BYTES:
+        raise WireError(f"a message of {len(body)} bytes is over {MAX_BYTES}", where="message", reason="too large")
+    try:
+        plain = msgpack.unpackb(body, raw=False, strict_map_key=False)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"a message is no msgpack: {error}", where="message", reason="not msgpack") from error
+    if type(plain) is not dict:
+        raise WireError("a message must be a map", where="message", reason="wrong type")
+    theirs = plain.pop("protocol", None)
+    if theirs != PROTOCOL:
+        raise ProtocolMismatchError(
+            f"the other side speaks protocol {theirs!r}, this side {PROTOCOL}: both must be the same Outrider",
+            ours=PROTOCOL,
+            theirs=theirs,
+        )
+    name = plain.pop("type", None)
+    kind = CATALOGUE.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise WireError(f"no message is called {name!r}", where="message", reason="unknown type")
+    return _checked(kind, plain)

@@ -1,0 +1,115 @@
+"""Values that are not plain tensors, as bytes: strings, sequences, maps, empty optionals, and what they nest.
+
+    u64 length of the header | msgpack header | padding to 64 | buffers, each 64-byte aligned
+
+The header describes the value (`{"kind": "tensor" | "string" | "list" | "map" | "none", ...}`) and names each buffer by its
+offset from the end of the padded header and its length in bytes. Tensors are C-ordered.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Union
+
+import msgpack
+import numpy as np
+
+from outrider.providers.wire.dtypes import numpy_dtype, onnx_name
+from outrider.providers.wire.errors import WireError
+
+_ALIGN = 64
+Buffer = Union[bytes, memoryview]
+
+
+def _padded(count: int) -> int:
+    return -(-count // _ALIGN) * _ALIGN
+
+
+def encode(value: Any) -> list[Buffer]:
+    """The chunks whose concatenation is the encoded value. Raises WireError for values ONNX has no type for."""
+    buffers: list[Buffer] = []
+    offset = 0
+
+    def put(data: Buffer, nbytes: int) -> int:
+        nonlocal offset
+        start = offset
+        buffers.append(data)
+        padding = _padded(nbytes) - nbytes
+        if padding:
+            buffers.append(b"\0" * padding)
+        offset += nbytes + padding
+        return start
+
+    def describe(item: Any) -> dict[str, Any]:
+        if item is None:
+            return {"kind": "none"}
+        if isinstance(item, dict):
+            return {"kind": "map", "keys": list(item.keys()), "values": [describe(one) for one in item.values()]}
+        if isinstance(item, (list, tuple)):
+            return {"kind": "list", "items": [describe(one) for one in item]}
+        if isinstance(item, str):
+            item = np.array(item, dtype=object)
+        array = np.asarray(item)
+        try:
+            dtype = onnx_name(array.dtype)
+        except ValueError as error:
+            raise WireError(str(error), where="value", reason="no ONNX type") from error
+        if dtype == "string":
+            texts = [text.decode() if isinstance(text, bytes) else str(text) for text in array.ravel()]
+            blob = msgpack.packb(texts)
+            return {"kind": "string", "shape": list(array.shape), "offset": put(blob, len(blob)), "nbytes": len(blob)}
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        data = memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+        start = put(data, array.nbytes)
+        return {"kind": "tensor", "dtype": dtype, "shape": list(array.shape), "offset": start, "nbytes": array.nbytes}
+
+    header = msgpack.packb(describe(value))
+    lead = struct.pack("<Q", len(header)) + header
+    return [lead + b"\0" * (_padded(len(lead)) - len(lead)), *buffers]
+
+
+def size(chunks: Sequence[Buffer]) -> int:
+    """Bytes of an encoded value."""
+    return sum(len(chunk) for chunk in chunks)
+
+
+def decode(view: memoryview) -> Any:
+    """The value in `view`, in memory of its own. Raises WireError when the bytes are malformed."""
+    try:
+        (count,) = struct.unpack_from("<Q", view, 0)
+        if count > len(view) - 8:
+            raise WireError("the header is longer than the value", where="value", reason="out of bounds")
+        header = msgpack.unpackb(bytes(view[8 : 8 + count]), strict_map_key=False)
+        return _build(header, view[_padded(8 + count) :])
+    except WireError:
+        raise
+    except (ValueError, TypeError, KeyError, struct.error, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"an encoded value is malformed: {error}", where="value", reason="malformed") from error
+
+
+def _build(item: dict[str, Any], view: memoryview) -> Any:
+    kind = item["kind"]
+    if kind == "none":
+        return None
+    if kind == "list":
+        return [_build(one, view) for one in item["items"]]
+    if kind == "map":
+        return dict(zip(item["keys"], (_build(one, view) for one in item["values"])))
+    start, nbytes, shape = item["offset"], item["nbytes"], tuple(item["shape"])
+    if start < 0 or nbytes < 0 or start + nbytes > len(view):
+        raise WireError("a buffer lies outside of its value", where="value", reason="out of bounds")
+    data = view[start : start + nbytes]
+    if kind == "string":
+        texts = np.empty(shape, dtype=object)
+        texts.ravel()[:] = msgpack.unpackb(bytes(data))
+        return texts
+    if kind == "tensor":
+        dtype = numpy_dtype(item["dtype"])
+        array = np.empty(shape, dtype)
+        if array.nbytes != nbytes:
+            raise WireError(f"{nbytes} bytes for {item['dtype']}{list(shape)}", where="value", reason="wrong size")
+        if nbytes:
+            array.reshape(-1).view(np.uint8)[:] = data
+        return array
+    raise WireError(f"no value is of kind {kind!r}", where="value", reason="unknown kind")

@@ -1,0 +1,271 @@
+"""The worker process: `python -c "... worker.main(boot_fd)"`, started by the coordinator's monitor thread.
+
+Two threads. *main* owns the provider: it imports it, answers claims, compiles, and runs partitions, blocked on the
+worker's doorbell in between. *control* owns the ZeroMQ socket and watches the coordinator's pidfd; it passes messages to
+main by a deque and the doorbell. If the coordinator dies, control ends the process at once; while native code holds the
+GIL, the parent-death signal does.
+
+The boot record (msgpack in a memfd): endpoint, identity, name, kind, options, device, threads, incarnation, and the
+numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import platform
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any, NoReturn, Union
+
+import msgpack
+import numpy as np
+import zmq
+
+from outrider.providers.constants import Constants
+from outrider.providers.contract import Claim, Context, Decline, Provider, ProviderContractError
+from outrider.providers.host import LoadedSession
+from outrider.providers.loading import load_provider
+from outrider.providers.wire import messages
+from outrider.providers.wire.failures import error_to_plain
+from outrider.providers.wire.graph import Graph
+from outrider.providers.wire.pack import unpack_graph
+from outrider.shm.descriptors import DescriptorChannel
+from outrider.shm.doorbell import Doorbell
+from outrider.shm.errors import OutriderError
+from outrider.shm.processes import die_with_parent
+
+EXIT_START = 3  # the provider did not start; the coordinator does not try again
+DESCRIPTOR_SECONDS = 30.0
+
+log = logging.getLogger("outrider.worker")
+
+
+class Control(threading.Thread):
+    """The socket's thread. `inbox` holds received messages for main; `send` may be called from any thread."""
+
+    def __init__(self, endpoint: str, identity: bytes, coordinator: int, bell: Doorbell) -> None:
+        super().__init__(name="control", daemon=True)
+        self.inbox: collections.deque[Any] = collections.deque()
+        self._outbox: collections.deque[bytes] = collections.deque()
+        self._wake = Doorbell()
+        self._bell = bell
+        self._coordinator = coordinator
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 1000)
+        self._socket.setsockopt(zmq.RCVHWM, 1000)
+        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.connect(endpoint)
+        self._drained = threading.Event()
+        self._stopping = False
+
+    def send(self, message: Any) -> None:
+        """Queue a message. Raises WireError at once when it is not well-formed."""
+        self._outbox.append(messages.pack(message))
+        self._wake.ring()
+
+    def run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
+        poller.register(self._coordinator, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._coordinator in ready:
+                os._exit(0)  # nobody is left to answer
+            if self._wake.fileno() in ready:
+                self._wake.wait()
+                while self._outbox:
+                    self._socket.send(self._outbox.popleft())
+                if self._stopping:
+                    self._socket.close(linger=2000)
+                    self._context.term()
+                    self._drained.set()
+                    return
+            if self._socket in ready:
+                self.inbox.append(messages.unpack(self._socket.recv()))
+                self._bell.ring()
+
+    def finish(self) -> None:
+        """Send what is queued (within 2 s) and close the socket."""
+        self._stopping = True
+        self._wake.ring()
+        self._drained.wait(4)
+
+
+class Worker:
+    """What main does: one provider, the sessions loaded on it, and the messages about them."""
+
+    def __init__(self, boot: dict[str, Any]) -> None:
+        self.name: str = boot["name"]
+        self.bell = Doorbell(boot["doorbell"])
+        self.channel = DescriptorChannel(socket.socket(fileno=boot["channel"]))
+        self.control = Control(boot["endpoint"], boot["identity"].encode(), boot["coordinator"], self.bell)
+        self.boot = boot
+        self.sessions: dict[int, LoadedSession] = {}
+        self.weights: dict[int, dict[int, int]] = {}  # session -> weight segment -> its descriptor
+        self.constants: dict[int, Constants] = {}
+        self.provider: Provider
+
+    def start(self) -> None:
+        """Import and set up the provider; say Hello, or StartFailed and exit."""
+        self.control.start()
+        boot = self.boot
+        try:
+            self.provider = load_provider(boot["kind"])
+            self.provider.setup(
+                Context(boot["options"], boot["device"], boot["threads"], logging.getLogger(f"outrider.provider.{self.name}"))
+            )
+        except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
+            known = isinstance(error, OutriderError)  # its message says it all
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            story = "" if known else traceback.format_exc()[-65536:]
+            self.control.send(messages.StartFailed(boot["incarnation"], reason, story))
+            self.control.finish()
+            raise SystemExit(EXIT_START) from error
+        accepts = None if self.provider.accepts is None else sorted(self.provider.accepts)
+        versions = {"python": platform.python_version(), "numpy": np.__version__, "pyzmq": zmq.__version__}
+        self.control.send(
+            messages.Hello(
+                os.getpid(), boot["incarnation"], self.provider.merge, self.provider.per_signature, accepts, versions
+            )
+        )
+
+    def loop(self) -> None:
+        """Serve messages and runs until told to stop."""
+        inbox, sessions = self.control.inbox, self.sessions
+        while True:
+            busy = False
+            while inbox:
+                busy = True
+                if not self.handle(inbox.popleft()):
+                    return
+            for loaded in sessions.values():
+                busy |= loaded.poll()
+            if not busy:
+                self.bell.wait()
+
+    def handle(self, message: Any) -> bool:
+        """One message; False for Stop."""
+        if isinstance(message, messages.Claim):
+            self.control.send(self.claims(message))
+        elif isinstance(message, messages.Load):
+            self.load(message)
+        elif isinstance(message, messages.Unload):
+            self.unload(message.session)
+            self.control.send(messages.Unloaded(message.session))
+        elif isinstance(message, messages.StatsRequest):
+            self.control.send(messages.Stats(message.request, self.stats()))
+        elif isinstance(message, messages.Stop):
+            return False
+        else:
+            log.warning("a worker has no use for %s", type(message).__name__)
+        return True
+
+    def _take(self, descriptor: int) -> int:
+        return self.channel.take(descriptor, timeout=DESCRIPTOR_SECONDS)
+
+    def _constants(self, session: int, weights: dict[int, int]) -> Constants:
+        """The constants of a session; segments are received once, whichever message names them first."""
+        held = self.weights.setdefault(session, {})
+        for segment, descriptor in weights.items():
+            if segment not in held:
+                held[segment] = self._take(descriptor)
+        return self.constants.setdefault(session, Constants(held))
+
+    def claims(self, message: messages.Claim) -> messages.Claims:
+        """Ask the provider; what it raises, or answers against the contract, travels as the error."""
+        claims: list[dict[str, Any]] = []
+        declines: list[dict[str, Any]] = []
+        error: Union[dict[str, Any], None] = None
+        try:
+            plain = unpack_graph(message.graph)
+            graph = self._constants(message.session, message.weights).graph(plain)
+            known = {id(node): node.index for node in graph.nodes}
+            for answer in self._answers(graph):
+                if isinstance(answer, Claim):
+                    nodes = [self._index(known, node) for node in answer.nodes]
+                    claims.append({"nodes": nodes, "reference": answer.reference})
+                else:
+                    declines.append({"node": self._index(known, answer.node), "reason": str(answer.reason)})
+        except (Exception, SystemExit) as caught:  # a provider may raise anything in claim()
+            claims, declines, error = [], [], error_to_plain(caught)
+        return messages.Claims(message.session, message.round, claims, declines, error)
+
+    def _answers(self, graph: Graph) -> list[Union[Claim, Decline]]:
+        answers = self.provider.claim(graph)
+        if not isinstance(answers, (list, tuple)):
+            raise self._broken("claim() must return a list of Claim and Decline", type(answers).__name__)
+        for answer in answers:
+            if not isinstance(answer, (Claim, Decline)):
+                raise self._broken("claim() must return a list of Claim and Decline", type(answer).__name__)
+        return list(answers)
+
+    def _index(self, known: dict[int, int], node: Any) -> int:
+        index = known.get(id(node))
+        if index is None:
+            raise self._broken("claims must name Node objects of the graph that was shown", repr(node)[:200])
+        return index
+
+    def _broken(self, expected: str, got: str) -> ProviderContractError:
+        return ProviderContractError(
+            f"provider {self.name}: {expected}; it gave {got}", provider=self.name, expected=expected, got=got
+        )
+
+    def load(self, message: messages.Load) -> None:
+        """Compile the session's partitions, in place of an earlier generation."""
+        self.unload(message.session, keep_weights=True)
+        constants = self._constants(message.session, message.weights)
+        try:
+            loaded = LoadedSession(message, self.provider, self.name, self._take, constants, self.control.send)
+        except (OutriderError, OSError, MemoryError) as error:
+            plain = error_to_plain(error)
+            refused = [{"partition": -1, "unit": -1, "reason": plain["message"], "traceback": plain["traceback"]}]
+        else:
+            refused = loaded.refused
+            if refused:
+                loaded.unload()
+            else:
+                self.sessions[message.session] = loaded
+        self.control.send(messages.Loaded(message.session, message.generation, refused))
+
+    def unload(self, session: int, keep_weights: bool = False) -> None:
+        loaded = self.sessions.pop(session, None)
+        if loaded is not None:
+            loaded.unload()
+        if not keep_weights:
+            self.constants.pop(session, None)
+            for descriptor in self.weights.pop(session, {}).values():
+                os.close(descriptor)
+
+    def stats(self) -> dict[str, Any]:
+        sessions = {str(number): loaded.stats() for number, loaded in self.sessions.items()}
+        return {"provider": dict(self.provider.stats()), "sessions": sessions}
+
+    def close(self) -> None:
+        for session in list(self.sessions):
+            self.unload(session)
+        self.provider.close()
+        self.control.finish()
+
+
+def main(boot_fd: int) -> NoReturn:
+    """Entry point; never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(boot_fd, "rb") as file:
+        boot = msgpack.unpackb(file.read(), strict_map_key=False)
+    die_with_parent(boot["parent"])
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    worker = Worker(boot)
+    worker.start()
+    worker.loop()
+    worker.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of native code must not keep a stopped worker alive

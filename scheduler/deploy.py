@@ -1,0 +1,325 @@
+"""A plan on its workers: one generation of boards, segments, pools and doorbells, and the `Load` message for each worker.
+
+    board 0   the coordinator's: edge 0 is the start word of a run, then one edge per model input that is read
+    board n   the worker n's (its index in the fleet + 1): one edge per unit output, one `done` edge per partition
+
+A generation is made whole and dropped whole: when a worker has died, the next run gets a new one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.providers.wire import messages
+from outrider.providers.wire.graph import Graph, Value
+from outrider.providers.wire.pack import pack_graph
+from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.monitor import Worker
+from outrider.scheduler.planning import CALLER, Edge, Plan, UnitInterface
+from outrider.shm.board import BoardReader, BoardWriter
+from outrider.shm.doorbell import Doorbell
+from outrider.shm.leases import Leases
+from outrider.shm.places import Places
+from outrider.shm.segment import Segment, create_segment, read_only
+
+START = 0  # edge of the coordinator's board
+POOL_BLOCKS = 1024
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """All that a deployment needs to know: the plan over `graph`, on `workers` (positions are the plan's providers)."""
+
+    graph: Graph
+    plan: Plan
+    edges: Sequence[Edge]
+    interfaces: Sequence[UnitInterface]
+    workers: Sequence[Worker]
+    optimization: str
+    slots: int
+    output_memory: int
+
+
+@dataclass
+class WorkerSide:
+    """What the coordinator reads of one worker: its board, its output pool."""
+
+    worker: Worker
+    reader: BoardReader
+    pool: Segment
+    leases: Leases
+
+
+@dataclass
+class Generation:
+    """One loaded generation, ready for runs."""
+
+    number: int
+    board: BoardWriter
+    places: Places
+    sides: dict[int, WorkerSide]  # by board
+    inputs: dict[str, int]  # model input -> edge of board 0
+    outputs: dict[str, tuple[int, int]]  # model output -> (board, edge)
+    results: list[tuple[int, int]]  # every edge that may hold a block of an output pool
+    dones: list[tuple[int, int]]  # (board, done edge) of each partition
+    lasts: list[tuple[int, int]]  # those of the partitions nobody waits for
+    first_bells: list[Doorbell]
+    partition_nodes: list[list[str]]
+    partitions_of: dict[int, set[int]]  # board -> its partitions
+    refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
+
+
+class _Numbering:
+    """Which edge carries which value."""
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        plan, self.interfaces = blueprint.plan, blueprint.interfaces
+        self.inputs = {edge.value: i for i, edge in enumerate(_from_caller(blueprint.edges), START + 1)}
+        self.board_of = [blueprint.workers[partition.provider].index + 1 for partition in plan.partitions]
+        self.edges: dict[int, int] = {0: len(self.inputs) + 1}
+        self.values: dict[str, tuple[int, int, int]] = {}  # value -> (partition, board, edge)
+        self.done: list[int] = []
+        for number, partition in enumerate(plan.partitions):
+            board = self.board_of[number]
+            for unit in partition.units:
+                for value in self.interfaces[unit].outputs:
+                    self.values[value] = (number, board, self._next(board))
+            self.done.append(self._next(board))
+
+    def _next(self, board: int) -> int:
+        edge = self.edges.get(board, 0)
+        self.edges[board] = edge + 1
+        return edge
+
+
+def _from_caller(edges: Sequence[Edge]) -> list[Edge]:
+    return [edge for edge in edges if edge.producer == CALLER and edge.consumers]
+
+
+def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[messages.PartitionPlan]:
+    """The `Load` entry of each partition."""
+    plan = blueprint.plan
+    crossing = {edge.value: edge for edge in blueprint.edges if edge.producer != CALLER}
+    graphs = UnitGraphs(blueprint.graph)
+    made: list[messages.PartitionPlan] = []
+    for number, partition in enumerate(plan.partitions):
+        own = [blueprint.interfaces[unit] for unit in partition.units]
+        inside = {value for unit in own for value in unit.outputs}
+        read = list(dict.fromkeys(value for unit in own for value in unit.inputs))
+        inputs = [_source(numbering, value) for value in read if value not in inside]
+        outputs: list[dict[str, Any]] = []
+        waiting: set[int] = set()
+        for value in inside:
+            edge = crossing.get(value)
+            alone = edge is not None and edge.to_caller and not edge.consumers and value not in read
+            outputs.append(
+                {"name": value, "edge": numbering.values[value][2], "result": alone, "published": edge is not None}
+            )
+            waiting.update(edge.consumers if edge is not None else ())
+        rings = sorted({numbering.board_of[consumer] for consumer in waiting} - {numbering.board_of[number]})
+        made.append(
+            messages.PartitionPlan(
+                partition=number,
+                inputs=inputs or [{"name": "", "board": 0, "edge": START}],
+                outputs=outputs,
+                units=[graphs.packed(plan.units[unit], blueprint.interfaces[unit]) for unit in partition.units],
+                rings=rings,
+                done=numbering.done[number],
+                last=not waiting,
+            )
+        )
+    return made
+
+
+def _source(numbering: _Numbering, value: str) -> dict[str, Any]:
+    if value in numbering.values:
+        _, board, edge = numbering.values[value]
+        return {"name": value, "board": board, "edge": edge}
+    return {"name": value, "board": 0, "edge": numbering.inputs[value]}
+
+
+class UnitGraphs:
+    """Cuts units out of the model's graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.values: dict[str, Value] = {value.name: value for value in graph.inputs}
+        for node in graph.nodes:
+            self.values.update((value.name, value) for value in node.outputs)
+
+    def cut(self, unit: Any, interface: UnitInterface) -> Graph:
+        """The unit as a graph: its constant nodes, then its nodes, with the constants they read."""
+        nodes = tuple(self.graph.nodes[index] for index in (*unit.constant_nodes, *unit.nodes))
+        constants: dict[str, Any] = {}
+        for node in nodes:
+            for step in (node, *node.steps()):
+                for value in (*step.inputs, *step.captures):
+                    if value.name in self.graph.constants:
+                        constants[value.name] = self.graph.constants[value.name]
+        return Graph(
+            name=self.graph.name,
+            nodes=nodes,
+            inputs=tuple(self.values[name] for name in interface.inputs),
+            outputs=tuple(self.values[name] for name in interface.outputs),
+            constants=constants,
+            opsets=self.graph.opsets,
+        )
+
+    def packed(self, unit: Any, interface: UnitInterface) -> dict[str, Any]:
+        return {"graph": pack_graph(self.cut(unit, interface)), "constants": len(unit.constant_nodes)}
+
+
+class Deployer:
+    """Makes generations of one session on a fleet. Not thread-safe: the session calls it with no run in flight."""
+
+    def __init__(self, fleet: Fleet, session: int, weights: Mapping[int, int], slot_bells: Sequence[Doorbell], deadline: float) -> None:
+        self.fleet = fleet
+        self.session = session
+        self.weights = weights  # weight segment -> descriptor
+        self.slot_bells = slot_bells
+        self.deadline = deadline
+        self._generation = 0
+        self._weight_ids: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, segment) -> descriptor id
+
+    def weights_for(self, worker: Worker) -> dict[int, int]:
+        """Weight segment -> the id under which the worker's present incarnation has, or gets now, its descriptor."""
+        ids: dict[int, int] = {}
+        for segment, descriptor in self.weights.items():
+            key = (worker.index, worker.incarnation, segment)
+            if key not in self._weight_ids:
+                (self._weight_ids[key],) = worker.send_descriptors([descriptor])
+            ids[segment] = self._weight_ids[key]
+        return ids
+
+    def deploy(self, blueprint: Blueprint) -> Generation:
+        """Load the plan everywhere. `refused` names units that did not compile; such a generation must not run.
+
+        Raises the death of a worker, and TimeoutError after the load deadline.
+        """
+        self._generation += 1
+        numbering = _Numbering(blueprint)
+        plans = partition_plans(blueprint, numbering)
+        slots = blueprint.slots
+        workers = {worker.index + 1: worker for worker in blueprint.workers}
+        used = sorted(set(numbering.board_of))
+        writable: dict[int, int] = {}
+        pools: dict[int, int] = {}
+        try:
+            for board in (0, *used):
+                writable[board] = create_segment(f"outrider-{self.session}-{board}")
+            for board in used:
+                pools[board] = create_segment(f"outrider-{self.session}-{board}-results")
+            return self._load(blueprint, numbering, plans, workers, used, writable, pools, slots)
+        finally:
+            for fd in (*writable.values(), *pools.values()):
+                os.close(fd)
+
+    def _load(
+        self,
+        blueprint: Blueprint,
+        numbering: _Numbering,
+        plans: Sequence[messages.PartitionPlan],
+        workers: dict[int, Worker],
+        used: Sequence[int],
+        writable: dict[int, int],
+        pools: dict[int, int],
+        slots: int,
+    ) -> Generation:
+        segment = Segment(writable[0], writable=True)
+        board = BoardWriter(segment, numbering.edges[0], slots, self._generation)
+        places = Places(segment, board, numbering.edges[0], slots)
+        sides: dict[int, WorkerSide] = {}
+        waiting = []
+        for one in used:
+            released = places.reserve(8 * POOL_BLOCKS, "words of the output pool") // 8
+            pool = Segment(pools[one], writable=True)
+            shared = read_only(writable[one])
+            try:
+                mapped = Segment(shared, writable=False)
+            finally:
+                os.close(shared)
+            reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, pool)
+            leases = Leases(pool, segment.words, released, POOL_BLOCKS)
+            sides[one] = WorkerSide(workers[one], reader, pool, leases)
+            mine = [plan for number, plan in enumerate(plans) if numbering.board_of[number] == one]
+            load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools[one], released)
+            key = ("Loaded", self.session, self._generation)
+            waiting.append((one, self.fleet.monitor.request(workers[one], load, key)))
+        generation = Generation(
+            number=self._generation,
+            board=board,
+            places=places,
+            sides=sides,
+            inputs=numbering.inputs,
+            outputs={edge.value: numbering.values[edge.value][1:] for edge in blueprint.edges if edge.to_caller and edge.producer != CALLER},
+            results=[(numbering.board_of[p.partition], o["edge"]) for p in plans for o in p.outputs if o["result"]],
+            dones=[(numbering.board_of[plan.partition], plan.done) for plan in plans],
+            lasts=[(numbering.board_of[plan.partition], plan.done) for plan in plans if plan.last],
+            first_bells=[
+                workers[one].bell
+                for one in used
+                if any(i["board"] == 0 for p in plans if numbering.board_of[p.partition] == one for i in p.inputs)
+            ],
+            partition_nodes=[
+                [blueprint.graph.nodes[n].name for unit in partition.units for n in blueprint.plan.units[unit].nodes]
+                for partition in blueprint.plan.partitions
+            ],
+            partitions_of={one: {n for n, board in enumerate(numbering.board_of) if board == one} for one in used},
+        )
+        for _, future in waiting:
+            loaded = future.result(self.deadline)
+            generation.refused += [(r["partition"], r["unit"], r["reason"], r["traceback"]) for r in loaded.refused]
+        return generation
+
+    def _message(
+        self,
+        worker: Worker,
+        own: int,
+        mine: Sequence[messages.PartitionPlan],
+        numbering: _Numbering,
+        blueprint: Blueprint,
+        writable: dict[int, int],
+        pool: int,
+        released: int,
+    ) -> messages.Load:
+        boards = sorted({0, own, *(entry["board"] for plan in mine for entry in plan.inputs)})
+        bells = sorted({board for plan in mine for board in plan.rings})
+        by_board = {one.index + 1: one for one in blueprint.workers}
+        reopened = [read_only(writable[board]) for board in boards if board != own]
+        try:
+            shared = iter(reopened)
+            segments = [writable[own] if board == own else next(shared) for board in boards]
+            fds = [
+                *segments,
+                *(by_board[board].bell.fileno() for board in bells),
+                *(bell.fileno() for bell in self.slot_bells),
+                pool,
+            ]
+            ids = iter(worker.send_descriptors(fds))
+        finally:
+            for fd in reopened:
+                os.close(fd)
+        return messages.Load(
+            session=self.session,
+            generation=self._generation,
+            slots=blueprint.slots,
+            own=own,
+            optimization=blueprint.optimization,
+            weights=self.weights_for(worker),
+            boards=[{"board": board, "segment": next(ids), "edges": numbering.edges[board]} for board in boards],
+            bells={board: next(ids) for board in bells},
+            slot_bells=[next(ids) for _ in self.slot_bells],
+            pool=next(ids),
+            pool_words=released,
+            pool_blocks=POOL_BLOCKS,
+            pool_bytes=blueprint.output_memory,
+            partitions=[vars(plan) for plan in mine],
+        )
+
+    def unload(self, workers: Sequence[Worker]) -> None:
+        """Have the workers forget the session; does not wait for those that are gone."""
+        for worker in workers:
+            self.fleet.monitor.post(worker, messages.Unload(self.session))

@@ -1,0 +1,180 @@
+"""A fleet: the workers that one or more sessions run on.
+
+A session makes a fleet of its own unless it is given one. Workers start side by side; the fleet is there when each has said
+Hello or been skipped as not required.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.providers.wire import messages
+from outrider.scheduler.cores import usable_cores
+from outrider.scheduler.errors import (
+    ForkedSessionError,
+    ProviderUnavailableError,
+    SessionClosedError,
+)
+from outrider.scheduler.monitor import Monitor, Worker
+from outrider.scheduler.options import ProviderSpec, SessionOptions
+from outrider.scheduler.specs import parse_providers, target
+
+STATS_SECONDS = 10.0
+
+
+class Fleet:
+    """Started workers, one per provider, shared by the sessions that name it in `SessionOptions(fleet=...)`.
+
+    `providers` as for `InferenceSession`. Raises ProviderUnavailableError if one that is required does not start (then
+    nothing is left running), and the errors of provider entries. A context manager; `close` is idempotent.
+    """
+
+    def __init__(self, providers: Sequence[Any] | None) -> None:
+        self._setup(parse_providers(providers), SessionOptions().start_deadline, None)
+
+    @classmethod
+    def _of(cls, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None) -> Fleet:
+        """A session's own fleet, from checked specs. `threads`: for those that leave it open, None for all cores."""
+        fleet = cls.__new__(cls)
+        fleet._setup(specs, start_deadline, threads)
+        return fleet
+
+    def _setup(self, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._absent: dict[str, str] = {}
+        cores = threads or usable_cores()
+        self._monitor = Monitor(start_deadline)
+        self._finalizer = weakref.finalize(self, self._monitor.shutdown)
+        try:
+            self._monitor.start()
+            for index, spec in enumerate(specs):
+                kind, device = _place(spec.kind)
+                worker = Worker(index, spec.display, kind, device, spec, spec.threads or cores)
+                self._monitor.workers.append(worker)
+                self._monitor.start_worker(worker)
+            for worker in self._monitor.workers:
+                try:
+                    worker.ready.result()
+                except ProviderUnavailableError as error:
+                    if worker.spec.required:
+                        raise
+                    self._absent[worker.name] = str(error.reason)
+        except BaseException:
+            self.close()
+            raise
+
+    # The user's side ---------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Stop the workers and leave nothing behind. Sessions on this fleet cannot run any more."""
+        self._finalizer()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else ", ".join(f"{worker.name} ({worker.life.state})" for worker in self.workers)
+        return f"<Fleet {state}>"
+
+    @property
+    def closed(self) -> bool:
+        """True once `close` was called."""
+        return not self._finalizer.alive
+
+    def health(self) -> dict[str, dict[str, Any]]:
+        """provider -> {state, incarnation, deaths, quarantined}, and `reason` for one that did not start."""
+        found: dict[str, dict[str, Any]] = {}
+        for worker in self._monitor.workers:
+            state = "absent" if worker.name in self._absent else worker.life.state
+            found[worker.name] = {
+                "state": state,
+                "incarnation": worker.incarnation,
+                "deaths": worker.deaths,
+                "quarantined": False,
+            }
+            if worker.name in self._absent:
+                found[worker.name]["reason"] = self._absent[worker.name]
+        return found
+
+    def versions(self) -> dict[str, dict[str, str]]:
+        """provider -> versions that its worker reported."""
+        return {worker.name: dict(worker.hello.versions) for worker in self.workers if worker.hello is not None}
+
+    # The session's side --------------------------------------------------------------------------------------------------
+    @property
+    def workers(self) -> list[Worker]:
+        """Those that started, in priority order."""
+        return [worker for worker in self._monitor.workers if worker.name not in self._absent]
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Providers that did not start and were not required, with the reason."""
+        return self._absent
+
+    @property
+    def monitor(self) -> Monitor:
+        return self._monitor
+
+    def select(self, names: Sequence[str] | None) -> list[Worker]:
+        """The workers with these display names, in this order; all of them for None."""
+        if names is None:
+            return self.workers
+        known = {worker.name: worker for worker in self.workers}
+        for name in names:
+            if name not in known:
+                raise ProviderUnavailableError(
+                    f"the fleet has no provider {name!r}; it has {', '.join(known)}", provider=name, reason="not in the fleet"
+                )
+        return [known[name] for name in names]
+
+    def check_open(self) -> None:
+        """Raises SessionClosedError or ForkedSessionError when the fleet cannot be used here."""
+        if os.getpid() != self._pid:
+            raise ForkedSessionError(
+                f"this session belongs to process {self._pid}; make a new one in this forked process",
+                owner_pid=self._pid,
+                pid=os.getpid(),
+            )
+        if self.closed:
+            raise SessionClosedError("the fleet of this session was closed", what="fleet")
+
+    def next_session(self) -> int:
+        """A number that no other session of this fleet has."""
+        return next(self._numbers)
+
+    def revive(self, worker: Worker) -> None:
+        """Start the next incarnation of a dead worker and wait for it; ProviderUnavailableError if it does not come."""
+        with self._lock:
+            if worker.life.state != "dead":
+                return
+            self._monitor.start_worker(worker)
+            ready: concurrent.futures.Future[messages.Hello] = worker.ready
+            ready.result()
+
+    def stats_of(self, worker: Worker) -> dict[str, Any]:
+        """Counters of one worker; {} if it is gone or busy for 10 s."""
+        number = next(self._numbers)
+        future = self._monitor.request(worker, messages.StatsRequest(number), ("Stats", number))
+        try:
+            data: dict[str, Any] = future.result(STATS_SECONDS).data
+        except Exception:
+            return {}
+        return data
+
+
+def _place(kind: str) -> tuple[str, int]:
+    """What the worker loads, and the instance or device number."""
+    found = target(kind)
+    if found.kind:
+        return found.kind, found.instance
+    return f"{found.file or found.module}:{found.name}", found.instance

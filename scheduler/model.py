@@ -1,0 +1,192 @@
+"""From a file to the plain graph: read, bound, check, infer, lower."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import checker
+
+from outrider.providers.wire.graph import Graph, Value
+from outrider.scheduler.inference import dtype_of, infer, shape_of
+from outrider.scheduler.limits import FunctionKey, check_bytes, check_limits, function_key
+from outrider.scheduler.lowering import lower
+from outrider.scheduler.model_errors import ModelLoadError, ModelNotFoundError
+from outrider.scheduler.plain import FIRST_IR_WITH_OVERRIDES, Builder
+from outrider.scheduler.skeleton import Skeleton, body_graphs, build_skeleton, walk
+from outrider.scheduler.store import WeightStore
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What the file says about itself. `custom` are its metadata_props."""
+
+    ir_version: int
+    producer_name: str
+    producer_version: str
+    domain: str
+    model_version: int
+    description: str
+    graph_name: str
+    custom: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model as the coordinator keeps it: the plain graph, where its constants are, and what it says about itself.
+
+    `graph` is the whole model in its original form, function calls as nodes, each with its opset-21 form beside it.
+    Constant nodes are entries of `graph.constants`; their names are in `constant_nodes` as (node, output).
+    `inputs` and `outputs` are as declared (shapes of outputs are for the user to see, not to plan by). Initializers of
+    models before IR version 4 are constants and not among the inputs even where the file lists them there.
+    `overridable`: inputs that have an initializer, which is their default. `notes`: what the load could not do.
+    """
+
+    path: str
+    graph: Graph
+    metadata: ModelMetadata
+    opsets: Mapping[str, int]
+    functions: Mapping[FunctionKey, onnx.FunctionProto]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    overridable: frozenset[str]
+    store: WeightStore
+    device_configurations: tuple[Mapping[str, Any], ...]
+    constant_nodes: tuple[tuple[str, str], ...]
+    skeleton: Skeleton
+    notes: tuple[str, ...] = field(default=())
+
+
+def load_model(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    base_dir: str | os.PathLike[str] | None = None,
+    *,
+    segment_ids: Callable[[], int] | None = None,
+) -> LoadedModel:
+    """Load a model from a path, bytes or a ModelProto, which is left as it is.
+
+    `base_dir`: where external data lies; the model's folder for a path, else the current one. `segment_ids` numbers the
+    weight segments. External data is looked at, never read. Raises ModelLoadError (ModelNotFoundError for a missing
+    file) or ModelLimitError.
+    """
+    proto, path, folder = _read(model)
+    if base_dir is not None:
+        folder = os.fspath(base_dir)
+    if not proto.HasField("graph"):
+        raise _error(path, "has no graph: it is no ONNX model, or the file is cut short")
+    if not proto.opset_import:
+        raise _error(path, "imports no opset; every ONNX model states the version of its operators in opset_import")
+    check_limits(proto, path)
+    store = WeightStore(path, folder, segment_ids)
+    skeleton = build_skeleton(proto, store)
+    _check(skeleton.model, path)
+    metadata = ModelMetadata(
+        proto.ir_version, proto.producer_name, proto.producer_version, proto.domain, proto.model_version,
+        proto.doc_string, proto.graph.name, {entry.key: entry.value for entry in proto.metadata_props},
+    )  # fmt: skip
+    configurations = tuple(
+        {"name": entry.name, "num_devices": entry.num_devices, "device": list(entry.device)}
+        for entry in proto.configuration
+    )
+    return assemble(skeleton, path, metadata, configurations)
+
+
+def assemble(
+    skeleton: Skeleton, path: str, metadata: ModelMetadata, configurations: tuple[Mapping[str, Any], ...]
+) -> LoadedModel:
+    """Infer, lower and convert a skeleton to the plain graph."""
+    notes: list[str] = []
+    inferred = infer(skeleton, notes)
+    builder = Builder(skeleton, lower(skeleton, inferred, notes))
+    graph, _ = builder.graph(inferred.graph)
+    declared = skeleton.model.graph
+    weights = {tensor.name for tensor in declared.initializer}
+    old = skeleton.model.ir_version < FIRST_IR_WITH_OVERRIDES
+    inputs = [info for info in declared.input if not (old and info.name in weights)]
+    return LoadedModel(
+        path,
+        graph,
+        metadata,
+        skeleton.imports(),
+        {function_key(function): function for function in skeleton.model.functions},
+        tuple(Value(info.name, dtype_of(info.type), shape_of(info.type, declared=True)) for info in inputs),
+        tuple(Value(info.name, dtype_of(info.type), shape_of(info.type, declared=True)) for info in declared.output),
+        frozenset(info.name for info in inputs if info.name in weights),
+        skeleton.store,
+        configurations,
+        tuple(builder.constant_nodes),
+        skeleton,
+        tuple(notes),
+    )
+
+
+def _error(path: str, reason: str) -> ModelLoadError:
+    return ModelLoadError(f"{path}: {reason}.", path=path, reason=reason)
+
+
+def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
+    """The protobuf, what to call it, and the folder of its external data."""
+    if isinstance(model, onnx.ModelProto):
+        return model, "<ModelProto>", "."
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        return _parse(bytes(model), "<bytes>"), "<bytes>", "."
+    if not isinstance(model, (str, os.PathLike)):
+        reason = f"a model is a path, bytes or a ModelProto, not {type(model).__name__}"
+        raise ModelLoadError(f"{reason}.", path="", reason=reason)
+    path = os.fspath(model)
+    try:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise _error(path, "is not a file")
+            check_bytes(info.st_size, path)
+            data = file.read()
+    except FileNotFoundError as error:
+        reason = "there is no such file"
+        raise ModelNotFoundError(f"{path}: {reason}.", path=path, reason=reason) from error
+    except IsADirectoryError as error:
+        raise _error(path, "is a folder; give the .onnx file in it") from error
+    except OSError as error:
+        raise _error(path, f"cannot be read: {error.strerror}") from error
+    return _parse(data, path), path, os.path.dirname(path) or "."
+
+
+def _parse(data: bytes, path: str) -> onnx.ModelProto:
+    check_bytes(len(data), path)
+    if not data:
+        raise _error(path, "is empty")
+    try:
+        model = onnx.ModelProto()
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise _error(path, "is not an ONNX model, or is cut short (its protobuf does not parse)") from error
+    return model
+
+
+def _check(model: onnx.ModelProto, path: str) -> None:
+    """ONNX's checker on the skeleton, without what it minds and ONNX Runtime does not."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.ir_version = max(copy.ir_version, 10)  # initializers that are no inputs, function overloads
+    for graph in [copy.graph, *(body for node in walk(copy.graph) for _, body in body_graphs(node))]:
+        for value in [*graph.input, *graph.output, *graph.value_info]:
+            _give_shape(value.type)
+    try:
+        checker.check_model(copy, skip_opset_compatibility_check=True)
+    except (checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
+        text = " ".join(str(error).split())
+        raise _error(path, f"is not valid ONNX: {text}") from error
+
+
+def _give_shape(kind: onnx.TypeProto) -> None:
+    """The checker wants a shape on every tensor; an unknown rank is legal all the same."""
+    if kind.WhichOneof("value") == "tensor_type" and not kind.tensor_type.HasField("shape"):
+        kind.tensor_type.shape.SetInParent()

@@ -1,0 +1,438 @@
+"""The monitor: the one thread of a fleet that owns sockets, processes and deadlines. A thin shell around `lifecycle`.
+
+It spawns workers (a worker dies with the thread that spawned it), reads the ROUTER socket, watches pidfds and the workers'
+output, and hands replies to whoever waits for them. Other threads reach it by `call`, never by its sockets.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgpack
+import zmq
+
+from outrider.providers.contract import ProviderUnavailableError
+from outrider.providers.wire import messages
+from outrider.providers.wire.errors import ProtocolMismatchError, WireError
+from outrider.scheduler import lifecycle
+from outrider.scheduler.errors import WorkerDiedError
+from outrider.scheduler.options import ProviderSpec
+from outrider.shm.descriptors import DescriptorChannel, pair
+from outrider.shm.doorbell import Doorbell
+from outrider.shm.errors import ChannelClosedError, OutriderError
+
+log = logging.getLogger("outrider.fleet")
+
+STOP_SECONDS = 5.0
+OUTPUT_BYTES = 64 * 1024
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
+    "from outrider.providers.worker import main; main(int(sys.argv[1]))"
+)
+
+
+class Listener(Protocol):
+    """What a loaded session wants to hear, on the monitor's thread: it must not block."""
+
+    def on_failed(self, message: messages.Failed) -> None: ...
+
+    def on_death(self, worker: Worker, error: WorkerDiedError) -> None: ...
+
+
+class Worker:
+    """One worker of a fleet, through its incarnations. `ready` resolves when the present one has said Hello."""
+
+    def __init__(self, index: int, name: str, kind: str, device: int, spec: ProviderSpec, threads: int) -> None:
+        self.index = index
+        self.name = name
+        self.kind = kind
+        self.device = device
+        self.spec = spec
+        self.threads = threads
+        self.bell = Doorbell()  # the same one for every incarnation
+        self.incarnation = 0
+        self.deaths = 0
+        self.life = lifecycle.Lifecycle()
+        self.hello: messages.Hello | None = None
+        self.ready: concurrent.futures.Future[messages.Hello] = concurrent.futures.Future()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd = -1
+        self.channel: DescriptorChannel | None = None
+        self.output: collections.deque[bytes] = collections.deque()
+        self.output_bytes = 0
+        self.output_fd = -1
+        self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
+        self.death: WorkerDiedError | None = None
+        self._descriptor = 0
+        self._channel_lock = threading.Lock()
+
+    @property
+    def identity(self) -> bytes:
+        """The ROUTER's name for the present incarnation: mail for an earlier one never reaches it."""
+        return f"{self.index}/{self.incarnation}".encode()
+
+    @property
+    def alive(self) -> bool:
+        """True between Hello and death."""
+        return self.life.state == "ready"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the present incarnation, 0 before the first."""
+        return 0 if self.process is None else self.process.pid
+
+    def send_descriptors(self, fds: list[int]) -> list[int]:
+        """Send duplicates; returns the ids that messages may name them by. Raises ChannelClosedError when it is gone."""
+        with self._channel_lock:
+            if self.channel is None:
+                raise ChannelClosedError(f"worker {self.name} is not running")
+            ids = [self._descriptor + 1 + i for i in range(len(fds))]
+            self._descriptor += len(fds)
+            self.channel.send(dict(zip(ids, fds, strict=True)))
+            return ids
+
+    def tail(self) -> str:
+        """The last 64 KiB that the process wrote to its standard output and error."""
+        return b"".join(self.output).decode(errors="replace")[-OUTPUT_BYTES:]
+
+
+class Monitor(threading.Thread):
+    """Owns a fleet's sockets and processes. `shutdown` is idempotent, ends the thread, and leaves nothing behind."""
+
+    def __init__(self, start_deadline: float) -> None:
+        super().__init__(name="outrider-monitor", daemon=True)
+        self.start_deadline = start_deadline
+        self.workers: list[Worker] = []
+        self.listeners: dict[int, Listener] = {}
+        self._owner = os.getpid()
+        self._replies: dict[tuple[int, tuple[Any, ...]], concurrent.futures.Future[Any]] = {}
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._wake = Doorbell()
+        self._closing = False
+        self._folder = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
+        self._endpoint = f"ipc://{self._folder}/c"
+        self._pidfd = os.pidfd_open(os.getpid())
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._router.setsockopt(zmq.SNDHWM, 1000)
+        self._router.setsockopt(zmq.RCVHWM, 1000)
+        self._router.setsockopt(zmq.SNDTIMEO, 5000)  # a queue that stays full is a worker that hangs
+        self._router.bind(self._endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._wake.fileno(), zmq.POLLIN)
+        self._watched: dict[int, Callable[[], None]] = {}
+
+    # From any thread ---------------------------------------------------------------------------------------------------
+    def call(self, action: Callable[[], None]) -> None:
+        """Have the monitor do this soon, in order."""
+        self._calls.append(action)
+        self._wake.ring()
+
+    def request(self, worker: Worker, message: Any, reply: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
+        """Send a message; the future gets the reply with that key (`_key_of`), or the worker's death."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        body = messages.pack(message)
+
+        def send() -> None:
+            if not worker.alive:
+                future.set_exception(worker.death or _gone(worker))
+                return
+            self._replies[worker.index, reply] = future
+            self._send(worker, body)
+
+        self.call(send)
+        return future
+
+    def post(self, worker: Worker, message: Any) -> None:
+        """Send a message that has no reply; a worker that is gone does not get it."""
+        body = messages.pack(message)
+        self.call(lambda: self._send(worker, body) if worker.alive else None)
+
+    def kill(self, worker: Worker) -> None:
+        """End a worker that does not answer."""
+        self.call(lambda: self._kill(worker))
+
+    def start_worker(self, worker: Worker) -> None:
+        """Start the worker's next incarnation; `worker.ready` is a new future."""
+        worker.ready = concurrent.futures.Future()
+        self.call(lambda: self._spawn(worker))
+
+    def shutdown(self) -> None:
+        """Stop all workers (asked first, killed after 5 s), close everything, end the thread."""
+        if os.getpid() != self._owner or self._closing:
+            return  # a forked child has neither the thread nor the right
+        self._closing = True
+        if self.is_alive():
+            self.call(self._stop_all)
+            self.join()
+        else:
+            self._close()
+
+    # On the monitor's thread -------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        while True:
+            for fd, _ in self._poller.poll(self._timeout()):
+                if fd is self._router:
+                    self._receive()
+                elif fd == self._wake.fileno():
+                    self._wake.wait()
+                elif fd in self._watched:
+                    self._watched[fd]()
+            while self._calls:
+                self._calls.popleft()()
+            self._check_deadlines()
+            if self._closing and all(worker.life.state == "dead" for worker in self.workers):
+                break
+        self._close()
+
+    def _timeout(self) -> float | None:
+        times = [worker.deadline[0] for worker in self.workers if worker.deadline is not None]
+        return max(0.0, (min(times) - time.monotonic()) * 1000 + 1) if times else None
+
+    def _check_deadlines(self) -> None:
+        now = time.monotonic()
+        for worker in self.workers:
+            if worker.deadline is not None and worker.deadline[0] <= now:
+                seconds, worker.deadline = worker.deadline[1], None
+                self._tell(worker, lifecycle.Late(seconds))
+
+    def _spawn(self, worker: Worker) -> None:
+        worker.incarnation += 1
+        worker.life = lifecycle.Lifecycle()
+        worker.hello = None
+        worker.death = None
+        worker.output.clear()
+        worker.output_bytes = 0
+        ours, theirs = pair()
+        boot = os.memfd_create("outrider-boot", os.MFD_CLOEXEC)
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(writer, True)
+        try:
+            record = {
+                "endpoint": self._endpoint,
+                "identity": worker.identity.decode(),
+                "name": worker.name,
+                "kind": worker.kind,
+                "options": dict(worker.spec.options),
+                "device": worker.device,
+                "threads": worker.threads,
+                "incarnation": worker.incarnation,
+                "parent": os.getpid(),
+                "coordinator": self._pidfd,
+                "doorbell": worker.bell.fileno(),
+                "channel": theirs.fileno(),
+            }
+            os.write(boot, msgpack.packb(record))
+            os.lseek(boot, 0, os.SEEK_SET)
+            path = json.dumps([os.path.abspath(entry) for entry in sys.path])
+            worker.process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, str(boot), path],
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                env=environment(worker),
+                pass_fds=(boot, self._pidfd, worker.bell.fileno(), theirs.fileno()),
+                start_new_session=True,
+            )
+        except (OSError, ValueError, TypeError) as error:
+            os.close(reader)
+            ours.close()
+            worker.life.state = "dead"
+            worker.ready.set_exception(_unavailable(worker, f"its process cannot be started: {error}"))
+            return
+        finally:
+            os.close(boot)
+            os.close(writer)
+            theirs.close()
+        worker.channel = DescriptorChannel(ours)
+        worker.pidfd = os.pidfd_open(worker.process.pid)
+        worker.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
+        self._watch(worker.pidfd, lambda: self._exited(worker))
+        self._watch(reader, lambda: self._read_output(worker, reader))
+        worker.output_fd = reader
+
+    def _watch(self, fd: int, action: Callable[[], None]) -> None:
+        self._watched[fd] = action
+        self._poller.register(fd, zmq.POLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if fd in self._watched:
+            del self._watched[fd]
+            self._poller.unregister(fd)
+            os.close(fd)
+
+    def _read_output(self, worker: Worker, reader: int) -> None:
+        try:
+            data = os.read(reader, OUTPUT_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._unwatch(reader)
+            return
+        worker.output.append(data)
+        worker.output_bytes += len(data)
+        while worker.output_bytes - len(worker.output[0]) > OUTPUT_BYTES:
+            worker.output_bytes -= len(worker.output.popleft())
+        for line in data.decode(errors="replace").splitlines():
+            logging.getLogger(f"outrider.worker.{worker.name}").info("%s", line)
+
+    def _send(self, worker: Worker, body: bytes) -> None:
+        try:
+            self._router.send_multipart([worker.identity, body])
+        except zmq.ZMQError as error:
+            log.error("worker %s cannot be reached (%s); it is killed", worker.name, error)
+            self._kill(worker)
+
+    def _receive(self) -> None:
+        identity, body = self._router.recv_multipart()
+        worker = next((one for one in self.workers if one.identity == identity), None)
+        if worker is None:
+            return  # an earlier incarnation's last words
+        try:
+            message = messages.unpack(body)
+        except (WireError, ProtocolMismatchError) as error:
+            log.error("worker %s broke the protocol (%s); it is killed", worker.name, error)
+            self._kill(worker)
+            return
+        if isinstance(message, messages.Hello):
+            worker.hello = message
+            self._tell(worker, lifecycle.SaidHello())
+        elif isinstance(message, messages.StartFailed):
+            self._tell(worker, lifecycle.SaidStartFailed(message.reason, message.traceback))
+        elif isinstance(message, messages.Failed):
+            listener = self.listeners.get(message.session)
+            if listener is not None:
+                listener.on_failed(message)
+        else:
+            future = self._replies.pop((worker.index, _key_of(message)), None)
+            if future is not None:
+                future.set_result(message)
+
+    def _exited(self, worker: Worker) -> None:
+        assert worker.process is not None
+        code = worker.process.wait()
+        self._unwatch(worker.pidfd)
+        worker.pidfd = -1
+        reader = worker.output_fd
+        while reader in self._watched:  # what it wrote last; a grandchild may keep the pipe open
+            before = worker.output_bytes
+            self._read_output(worker, reader)
+            if worker.output_bytes == before:
+                break
+        self._unwatch(reader)
+        if worker.channel is not None:
+            worker.channel.close()
+            worker.channel = None
+        worker.deadline = None
+        self._tell(worker, lifecycle.Exited(code, worker.tail()))
+
+    def _tell(self, worker: Worker, event: lifecycle.Event) -> None:
+        for instruction in worker.life.handle(event):
+            if isinstance(instruction, lifecycle.Welcome):
+                worker.deadline = None
+                assert worker.hello is not None
+                worker.ready.set_result(worker.hello)
+            elif isinstance(instruction, lifecycle.Refuse):
+                worker.ready.set_exception(_unavailable(worker, instruction.reason, instruction.detail))
+            elif isinstance(instruction, lifecycle.Mourn):
+                worker.deaths += 1
+                self._bury(worker, instruction)
+            elif isinstance(instruction, lifecycle.SendStop):
+                self._send(worker, messages.pack(messages.Stop()))
+                worker.deadline = (time.monotonic() + STOP_SECONDS, STOP_SECONDS)
+            elif isinstance(instruction, lifecycle.Kill):
+                self._kill(worker)
+
+    def _bury(self, worker: Worker, death: lifecycle.Mourn) -> None:
+        error = WorkerDiedError(
+            f"worker {worker.name} (incarnation {worker.incarnation}, pid {worker.pid}) died: "
+            f"{lifecycle.exit_text(death.code)}." + (f" Its last output:\n{death.output}" if death.output.strip() else ""),
+            provider=worker.name,
+            incarnation=worker.incarnation,
+            exit_code=death.code,
+            signal=death.signal,
+            stderr=death.output,
+        )
+        worker.death = error
+        for key in [key for key in self._replies if key[0] == worker.index]:
+            self._replies.pop(key).set_exception(error)
+        for listener in list(self.listeners.values()):
+            listener.on_death(worker, error)
+
+    def _kill(self, worker: Worker) -> None:
+        if worker.process is not None and worker.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it is a zombie already; its pidfd will tell
+                os.killpg(worker.process.pid, signal.SIGKILL)
+
+    def _stop_all(self) -> None:
+        for worker in self.workers:
+            if worker.process is None:
+                worker.life.state = "dead"
+            self._tell(worker, lifecycle.StopAsked())
+
+    def _close(self) -> None:
+        for future in self._replies.values():
+            future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
+        self._replies.clear()
+        self._router.close(0)
+        self._context.term()
+        for worker in self.workers:
+            worker.bell.close()
+        self._wake.close()
+        os.close(self._pidfd)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def environment(worker: Worker) -> dict[str, str]:
+    """The environment of a worker: ours, no spinning thread pools, its thread count, and what its spec adds."""
+    threads = str(worker.threads)
+    fixed = {
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_THREAD_TIMEOUT": "4",  # the default burns 112 ms of CPU after each GEMM
+        "OMP_WAIT_POLICY": "passive",
+        
+    }
+    return {**os.environ, **fixed, **worker.spec.env}
+
+
+def _key_of(message: Any) -> tuple[Any, ...]:
+    """The key under which a reply is waited for."""
+    if isinstance(message, messages.Claims):
+        return ("Claims", message.session, message.round)
+    if isinstance(message, messages.Loaded):
+        return ("Loaded", message.session, message.generation)
+    if isinstance(message, messages.Unloaded):
+        return ("Unloaded", message.session)
+    if isinstance(message, messages.Stats):
+        return ("Stats", message.request)
+    return (type(message).__name__,)
+
+
+def _gone(worker: Worker) -> OutriderError:
+    return _unavailable(worker, "it is not running")
+
+
+def _unavailable(worker: Worker, reason: str, detail: str = "") -> ProviderUnavailableError:
+    story = f"\n{detail.strip()}" if detail.strip() else ""
+    return ProviderUnavailableError(
+        f"provider {worker.name} is not available: {reason}{story}", provider=worker.name, reason=reason
+    )

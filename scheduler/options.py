@@ -1,0 +1,401 @@
+"""Options of sessions and runs: names, defaults, and checks that happen before any process starts.
+
+Options are frozen once made, so that what was checked is what counts; `dataclasses.replace` makes a changed copy.
+Whatever the design knows but this build does not have yet raises UnsupportedOptionError when set to anything but its
+default: nothing is accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
+
+OPTIMIZATIONS = ("none", "basic", "all")
+STRATEGIES = ("priority", "cost", "pipeline", "replicate")
+QUEUES = ("block", "reject")
+MAX_IN_FLIGHT = 64
+DEFAULT_OUTPUT_MEMORY = 1 << 30
+# Accepted strings of the keys of `config`, after trimming and lowering; None: any string.
+_CONFIG: dict[str, Mapping[str, Any] | None] = {
+    "optimization": {"none": "none", "off": "none", "0": "none", "basic": "basic", "all": "all"},
+    "ep.context_enable": {"0": False, "1": True, "false": False, "true": True},
+    "ep.context_file_path": None,
+    "ep.context_embed_mode": {"0": 0, "1": 1},
+}
+_CONFIG_EXPECTED = {
+    "optimization": "none, basic, all",
+    "ep.context_enable": "0, 1, true, false",
+    "ep.context_embed_mode": "0, 1",
+}
+_CONFIG_DEFAULT: dict[str, Any] = {"ep.context_enable": False, "ep.context_file_path": "", "ep.context_embed_mode": 1}
+
+
+def unknown_option(name: str, known: Collection[str], where: str) -> UnknownOptionError:
+    """The error for an option name that does not exist, with near names first."""
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known are {', '.join(sorted(known))}."
+    return UnknownOptionError(f"{where} has no option {name!r}. {hint}", name=name, known=sorted(known))
+
+
+def invalid_option(name: str, value: Any, expected: str) -> InvalidOptionError:
+    """The error for an option value that cannot be taken."""
+    message = f"option {name}={value!r} is not valid: expected {expected}."
+    return InvalidOptionError(message, name=name, value=_plain(value), expected=expected)
+
+
+def unsupported_option(name: str, value: Any, reason: str) -> UnsupportedOptionError:
+    """The error for what is designed but not built."""
+    message = f"{name}={value!r} is not supported yet: {reason}"
+    return UnsupportedOptionError(message, option=name, value=_plain(value), reason=reason)
+
+
+def _plain(value: Any) -> Any:
+    """What an error can carry through pickle."""
+    return value if isinstance(value, (str, int, float, bytes, type(None))) else repr(value)
+
+
+class _Options:
+    """Unknown keywords are typed errors with near names; repr shows what differs from the defaults."""
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Any:
+        known = [one.name for one in fields(cls)]  # type: ignore[arg-type]
+        for name in keywords:
+            if name not in known:
+                raise unknown_option(name, known, cls.__name__)
+        return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        shown = []
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            value = dict(value) if isinstance(value, Mapping) else value
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            if value != default:
+                shown.append(f"{one.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _one_of(self, name: str, accepted: Sequence[Any]) -> None:
+        value = getattr(self, name)
+        if not any(value is one or (isinstance(value, str) and value == one) for one in accepted):
+            raise invalid_option(name, value, ", ".join(map(repr, accepted)))
+
+    def _integer(self, name: str, low: int, high: int | None = None, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        whole = hasattr(value, "__index__") and not isinstance(value, bool)
+        if not whole or value < low or (high is not None and value > high):
+            span = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
+            raise invalid_option(name, value, span + (" or None" if optional else ""))
+        self._set(name, int(value))
+
+    def _seconds(self, name: str, optional: bool) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        try:
+            number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0 < number < math.inf:
+            raise invalid_option(name, value, "a positive number of seconds" + (" or None" if optional else ""))
+        self._set(name, number)
+
+    def _mapping(self, name: str, values: type | tuple[type, ...] = object, what: str = "anything") -> None:
+        value = getattr(self, name)
+        expected = f"a dict from str to {what}"
+        if not isinstance(value, Mapping):
+            raise invalid_option(name, value, expected)
+        for key, item in value.items():
+            if not isinstance(key, str) or not isinstance(item, values):
+                raise invalid_option(name, value, f"{expected}, not {key!r}: {item!r}")
+        self._set(name, MappingProxyType(dict(value)))
+
+    def _boolean(self, name: str) -> None:
+        if not isinstance(getattr(self, name), bool):
+            raise invalid_option(name, getattr(self, name), "True or False")
+
+    def _not_yet(self, name: str, default: Any, reason: str) -> None:
+        value = getattr(self, name)
+        if value != default:
+            raise unsupported_option(f"{type(self).__name__}.{name}", value, reason)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SessionOptions(_Options):
+    """How a session is made and runs. Times are in seconds, memory in bytes.
+
+    - `optimization`: 'none' (as written), 'basic' (bit-equal inside a unit), 'all' (within tolerance).
+    - `strategy`: 'priority', each node to the first provider that claims it; others are not built yet.
+    - `fallback`, `replay`: whether nodes of a failed provider go to the next claimant, and whether a partition that was
+      running when its worker died is replayed. Neither is built yet: a session behaves as if both were False.
+    - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
+      claims, and to compile.
+    - `max_in_flight`: 1 to 64 runs at once; `queue`, `queue_size`: what happens to more than those.
+    - `pins`: node name or pattern -> provider; hard. `prefer`: the soft form, not built yet.
+    - `fleet`: use this Fleet's workers instead of starting some. `base_dir`: the folder of external data for a model
+      given as bytes or proto. `output_memory`: bytes of results that a worker lends out before they are copied instead.
+    - `config`: the same as strings, for configuration files; known keys: 'optimization'.
+
+    Raises InvalidOptionError, UnknownOptionError, UnsupportedOptionError.
+    """
+
+    optimization: str = "all"
+    strategy: str = "priority"
+    fallback: bool = True
+    replay: bool = True
+    deadline: float | None = None
+    partition_deadline: float | None = None
+    start_deadline: float = 30
+    claim_deadline: float = 60
+    load_deadline: float = 600
+    max_in_flight: int = 2
+    queue: str = "block"
+    queue_size: int = 64
+    pins: Mapping[str, str] = field(default_factory=dict)
+    prefer: Mapping[str, str] = field(default_factory=dict)
+    fleet: Any = None
+    base_dir: str | os.PathLike[str] | None = None
+    spares: int = 0
+    output_memory: int = DEFAULT_OUTPUT_MEMORY
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._one_of("optimization", OPTIMIZATIONS)
+        self._one_of("strategy", STRATEGIES)
+        self._boolean("fallback")
+        self._boolean("replay")
+        for name in ("deadline", "partition_deadline"):
+            self._seconds(name, optional=True)
+        for name in ("start_deadline", "claim_deadline", "load_deadline"):
+            self._seconds(name, optional=False)
+        self._integer("max_in_flight", 1, MAX_IN_FLIGHT)
+        self._one_of("queue", QUEUES)
+        self._integer("queue_size", 1)
+        self._mapping("pins", str, "str (node name or pattern to provider)")
+        self._mapping("prefer", str, "str (node name or pattern to provider)")
+        self._check_fleet()
+        if self.base_dir is not None:
+            if not isinstance(self.base_dir, (str, os.PathLike)) or not os.path.isdir(self.base_dir):
+                raise invalid_option("base_dir", self.base_dir, "an existing folder or None")
+            self._set("base_dir", os.path.abspath(os.fspath(self.base_dir)))
+        self._integer("spares", 0)
+        self._integer("output_memory", 0)
+        self._mapping("config", str, "str")
+        self._apply_config()
+        self._not_yet("strategy", "priority", "only 'priority' places nodes today.")
+        self._not_yet("deadline", None, "runs have no deadline yet.")
+        self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
+        self._not_yet("queue", "block", "a run waits for a free slot.")
+        self._not_yet("queue_size", 64, "the number of waiting runs is not bounded yet.")
+        self._not_yet("prefer", {}, "use `pins`, which are hard.")
+        self._not_yet("spares", 0, "no spare workers are kept yet.")
+
+    def _check_fleet(self) -> None:
+        if self.fleet is None:
+            return
+        from outrider.scheduler.fleet import Fleet  # imports this module
+
+        if not isinstance(self.fleet, Fleet):
+            raise invalid_option("fleet", self.fleet, "an outrider.Fleet or None")
+
+    def _apply_config(self) -> None:
+        for key, text in self.config.items():
+            if key not in _CONFIG:
+                raise unknown_option(key, list(_CONFIG), "SessionOptions.config")
+            accepted = _CONFIG[key]
+            if accepted is None:
+                value: Any = text if text.strip() else ""
+            elif text.strip().lower() in accepted:
+                value = accepted[text.strip().lower()]
+            else:
+                raise invalid_option(f"config[{key!r}]", text, _CONFIG_EXPECTED[key])
+            if key == "optimization":
+                if self.optimization not in ("all", value):
+                    raise invalid_option("config['optimization']", text, f"{self.optimization!r} as in optimization=")
+                self._set("optimization", value)
+            elif value != _CONFIG_DEFAULT[key]:
+                name = f"SessionOptions.config[{key!r}]"
+                raise unsupported_option(name, text, "EPContext models are not written yet.")
+
+
+class CancelToken:
+    """Cancels the runs it was given to. May be used from any thread, more than once."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """Ask the runs to stop; they raise RunCancelledError."""
+        self._event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._event.is_set()
+
+    def __repr__(self) -> str:
+        return f"<CancelToken {'cancelled' if self.cancelled else 'not cancelled'}>"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunOptions(_Options):
+    """Options of one run. `deadline`, `partition_deadline` in seconds. None of the three is built yet."""
+
+    deadline: float | None = None
+    partition_deadline: float | None = None
+    cancel: CancelToken | None = None
+
+    def __post_init__(self) -> None:
+        self._seconds("deadline", optional=True)
+        self._seconds("partition_deadline", optional=True)
+        if self.cancel is not None and not isinstance(self.cancel, CancelToken):
+            raise invalid_option("cancel", self.cancel, "a CancelToken or None")
+        self._not_yet("deadline", None, "runs have no deadline yet.")
+        self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
+        self._not_yet("cancel", None, "runs cannot be cancelled yet.")
+
+
+@dataclass(frozen=True, repr=False)
+class ProviderSpec(_Options):
+    """One provider of a session or fleet: its kind, and how its worker process is started.
+
+    - `kind`: 'cpu', 'null', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells instances apart.
+    - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
+    - `threads`: CPU threads, None for all usable cores divided among the CPU workers.
+    - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped.
+    - `options`: passed to the provider's `setup(context)` as `context.options`.
+
+    `python`, `cpus`, `nice`, `memory_limit` (bytes), `debug`, `wrap` and `required='all'` are not built yet.
+    `outrider.scheduler.specs.parse_provider` checks and completes `kind`.
+    """
+
+    kind: str
+    name: str | None = None
+    python: str | os.PathLike[str] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    cpus: Sequence[int] | None = None
+    nice: int | None = None
+    memory_limit: int | None = None
+    required: str | bool = "start"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    debug: bool = False
+    wrap: Sequence[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or not self.kind.strip():
+            raise invalid_option("kind", self.kind, "a provider's name such as 'cpu' or 'package.module:Class'")
+        self._set("kind", self.kind.strip())
+        if self.name is not None and (not isinstance(self.name, str) or not self.name.strip()):
+            raise invalid_option("name", self.name, "a non-empty str or None")
+        self._mapping("env", str, "str")
+        self._integer("threads", 1, optional=True)
+        self._one_of("required", ("start", False, "all"))
+        self._mapping("options")
+        self._boolean("debug")
+        self._not_yet("python", None, "workers run with the interpreter of the session.")
+        self._not_yet("cpus", None, "workers are not bound to cores yet; set `threads`.")
+        self._not_yet("nice", None, "workers keep the priority of the session's process.")
+        self._not_yet("memory_limit", None, "workers have no memory limit of their own yet.")
+        if self.required == "all":
+            raise unsupported_option("ProviderSpec.required", "all", "pin '*' to the provider instead.")
+        self._not_yet("debug", False, "workers are not started under a debugger yet.")
+        self._set("wrap", [self.wrap] if isinstance(self.wrap, str) else list(self.wrap))
+        self._not_yet("wrap", [], "workers are started without a wrapper yet.")
+
+    @property
+    def display(self) -> str:
+        """The provider's name in pins, reports and errors."""
+        return self.name or self.kind
+
+
+def run_options(value: Any) -> RunOptions:
+    """What the caller gave as `run_options`: None or RunOptions; InvalidOptionError for anything else."""
+    if value is None:
+        return RunOptions()
+    if isinstance(value, RunOptions):
+        return value
+    raise invalid_option("run_options", value, "an outrider.RunOptions or None")
+
+
+def session_options(sess_options: Any, options: Any) -> tuple[SessionOptions, int | None]:
+    """The options of a session from its two arguments, and the thread count that onnxruntime's options ask for.
+
+    `sess_options` is SessionOptions of either library, `options` ours; giving both is InvalidOptionError.
+    """
+    if sess_options is not None and options is not None:
+        raise invalid_option("options", options, "one of sess_options and options, not both")
+    given = options if options is not None else sess_options
+    if given is None:
+        return SessionOptions(), None
+    if isinstance(given, SessionOptions):
+        return given, None
+    if options is None and type(given).__module__.partition(".")[0] == "onnxruntime":
+        return from_onnxruntime(given)
+    raise invalid_option(
+        "sess_options" if options is None else "options", given,
+        "an outrider.SessionOptions" + (" or onnxruntime.SessionOptions" if options is None else ""),
+    )  # fmt: skip
+
+
+_FROM_ORT_LEVEL = {
+    "ORT_DISABLE_ALL": "none", "ORT_ENABLE_BASIC": "basic", "ORT_ENABLE_EXTENDED": "all", "ORT_ENABLE_LAYOUT": "all",
+    "ORT_ENABLE_ALL": "all",
+}  # fmt: skip
+# Attributes of onnxruntime.SessionOptions that say how it manages itself, and the two that are read.
+_ORT_SKIPPED = frozenset({
+    "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "log_severity_level", "log_verbosity_level",
+    "logid", "profile_file_prefix", "graph_optimization_level", "intra_op_num_threads",
+})  # fmt: skip
+# Its config entries cannot be listed, so those that people set are asked for by name: key -> the value that holds here.
+_ORT_ENTRIES = {
+    "ep.context_enable": "0", "session.disable_cpu_ep_fallback": "0", "session.disable_quant_qdq": "0",
+    "session.dynamic_block_base": "0", "session.inter_op.allow_spinning": "0", "session.intra_op.allow_spinning": "0",
+    "session.intra_op_thread_affinities": "", "session.load_model_format": "ONNX",
+    "session.model_external_initializers_file_folder_path": "", "session.set_denormal_as_zero": "0",
+    "session.use_env_allocators": "0",
+}  # fmt: skip
+
+
+def from_onnxruntime(sess_options: Any) -> tuple[SessionOptions, int | None]:
+    """Our options and the thread count (None: as many as usable) that an onnxruntime.SessionOptions asks for.
+
+    Read are `graph_optimization_level` and `intra_op_num_threads`. Anything else that was changed and would be missed
+    is UnsupportedOptionError; free-dimension overrides, added initializers and custom-operator libraries leave no trace
+    in that object and cannot be seen.
+    """
+
+    def refuse(name: str, value: Any) -> NoReturn:
+        raise unsupported_option(f"onnxruntime.SessionOptions.{name}", value, "use outrider.SessionOptions.")
+
+    untouched = type(sess_options)()
+    level = _FROM_ORT_LEVEL.get(sess_options.graph_optimization_level.name)
+    if level is None:
+        refuse("graph_optimization_level", sess_options.graph_optimization_level.name)
+    for name in dir(untouched):
+        if name.startswith("_") or name in _ORT_SKIPPED:
+            continue
+        value = getattr(sess_options, name)
+        if not callable(value) and value != getattr(untouched, name):
+            refuse(name, value)
+    for key, held in _ORT_ENTRIES.items():
+        try:
+            entry = sess_options.get_session_config_entry(key)
+        except RuntimeError:  # not set
+            continue
+        if entry != held:
+            refuse(f"get_session_config_entry({key!r})", entry)
+    threads = sess_options.intra_op_num_threads
+    return SessionOptions(optimization=level), threads if threads > 0 else None

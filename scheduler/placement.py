@@ -1,0 +1,307 @@
+"""Who gets which node: the conversation with the providers, in rounds, and the plan that comes of it.
+
+Round 1 shows every provider the whole graph, calls of model-local functions as nodes. What nobody claimed is then shown
+again, with unclaimed calls inlined (round 2). A unit that a provider claimed and then cannot compile is taken from that
+provider and planned again (`Placer.refuse`). `Answers` keeps what was said and is pure; `Placer` asks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.providers.wire import messages
+from outrider.providers.wire.failures import error_from_plain
+from outrider.providers.wire.graph import Graph, Node, Value
+from outrider.providers.wire.pack import pack_graph
+from outrider.scheduler import pins as pinning
+from outrider.scheduler import planning
+from outrider.scheduler.deploy import Blueprint, Deployer
+from outrider.scheduler.errors import (
+    ClaimBrokenError,
+    ClaimError,
+    PinDeclinedError,
+    ProviderUnavailableError,
+    UnsupportedOpError,
+)
+from outrider.scheduler.failures import KINDS
+from outrider.scheduler.functions import inline_calls
+from outrider.scheduler.model import LoadedModel
+from outrider.scheduler.monitor import Worker
+from outrider.scheduler.options import SessionOptions
+from outrider.scheduler.report import Refusal, group_declines
+
+NOT_CLAIMED = "not claimed"
+
+
+@dataclass
+class Answers:
+    """What the providers said, by node name, so that it survives the inlining of functions."""
+
+    claims: list[tuple[int, tuple[str, ...], bool]] = field(default_factory=list)  # (provider, nodes, reference)
+    declines: dict[tuple[int, str], str] = field(default_factory=dict)
+    refused: set[tuple[int, str]] = field(default_factory=set)
+    _claimed: dict[tuple[int, str], bool] = field(default_factory=dict)  # (provider, node) -> by a stop-gap
+
+    def add(self, provider: int, name: str, graph: Graph, answer: messages.Claims) -> None:
+        """Note one provider's answer about `graph`. Raises ClaimError for what it may not say."""
+        shown = {node.index: node.name for node in graph.nodes}
+        again = set(shown.values())
+        # What is shown again lies in no claim that stands: an earlier claim on it has lapsed.
+        self.claims = [one for one in self.claims if one[0] != provider or again.isdisjoint(one[1])]
+        for claim in answer.claims:
+            nodes = claim.get("nodes")
+            if not isinstance(nodes, list) or not nodes or any(index not in shown for index in nodes):
+                reason = "an empty claim" if nodes == [] else "a claim for nodes that were not shown"
+                raise ClaimError(f"provider {name} made {reason}", provider=name, reason=reason)
+            names = tuple(shown[index] for index in nodes)
+            reference = bool(claim.get("reference"))
+            self.claims.append((provider, names, reference))
+            self._claimed.update(dict.fromkeys(((provider, one) for one in names), reference))
+        for decline in answer.declines:
+            index = decline.get("node")
+            if index not in shown:
+                raise ClaimError(
+                    f"provider {name} declined a node that was not shown", provider=name, reason="unknown node"
+                )
+            self.declines[provider, shown[index]] = str(decline.get("reason"))
+
+    def refuse(self, provider: int, nodes: Sequence[str], reason: str) -> None:
+        """The provider could not compile these: its claims on them no longer count."""
+        for name in nodes:
+            self.refused.add((provider, name))
+            self.declines[provider, name] = reason
+
+    def offers(self, position: Mapping[str, int]) -> list[planning.Offer]:
+        """The claims that stand, for a graph with these node positions."""
+        return [
+            planning.Offer(provider, tuple(position[name] for name in nodes))
+            for provider, nodes, _ in self.claims
+            if all(name in position for name in nodes) and not any((provider, name) in self.refused for name in nodes)
+        ]
+
+    def claimed(self, provider: int, name: str) -> bool:
+        """True if this provider's claim on the node stands."""
+        return (provider, name) in self._claimed and (provider, name) not in self.refused
+
+    def reference(self, provider: int, name: str) -> bool:
+        """True if this provider serves the node by a stop-gap."""
+        return self._claimed.get((provider, name), False)
+
+    def reason(self, provider: int, name: str) -> str:
+        """Why a provider does not take a node."""
+        return self.declines.get((provider, name), NOT_CLAIMED)
+
+
+def plan_nodes(graph: Graph) -> list[planning.PlanNode]:
+    """The planner's view of a graph: constants are not among the inputs."""
+    return [
+        planning.PlanNode(
+            node.name,
+            tuple(
+                value.name
+                for value in (*node.inputs, *node.captures)
+                if value.name and value.name not in graph.constants
+            ),
+            tuple(value.name for value in node.outputs if value.name),
+            constant=bool(node.outputs) and all(value.constant for value in node.outputs if value.name),
+        )
+        for node in graph.nodes
+    ]
+
+
+def left_over(graph: Graph, positions: Sequence[int]) -> Graph:
+    """The part of a graph made of these nodes, as a graph: what it reads are inputs, what others read are outputs."""
+    chosen = [graph.nodes[position] for position in positions]
+    made = {value.name for node in chosen for value in node.outputs}
+    inputs: dict[str, Value] = {}
+    for node in chosen:
+        for value in (*node.inputs, *node.captures):
+            if value.name and value.name not in made and value.name not in graph.constants:
+                inputs[value.name] = value
+    inside = set(positions)
+    read = {value.name for value in graph.outputs}
+    for position, node in enumerate(graph.nodes):
+        if position not in inside:
+            read.update(value.name for value in (*node.inputs, *node.captures))
+    outputs = [value for node in chosen for value in node.outputs if value.name in read]
+    return dataclasses.replace(graph, nodes=tuple(chosen), inputs=tuple(inputs.values()), outputs=tuple(outputs))
+
+
+class Placer:
+    """Places one model on workers. `workers` are in priority order; positions in it are the planner's providers."""
+
+    def __init__(self, loaded: LoadedModel, workers: Sequence[Worker], deployer: Deployer, options: SessionOptions) -> None:
+        self.loaded = loaded
+        self.workers = list(workers)
+        self.deployer = deployer
+        self.options = options
+        self.answers = Answers()
+        self.notes: list[str] = []
+        self.plan: planning.Plan
+        self.nodes: list[planning.PlanNode]
+        self._rounds = 0
+
+    @property
+    def graph(self) -> Graph:
+        """The model as it is placed: function calls that nobody claimed are inlined."""
+        return self.loaded.graph
+
+    def place(self) -> Blueprint:
+        """Ask, plan, and return what to deploy.
+
+        Raises UnsupportedOpError, PinDeclinedError, PinNotFoundError, UnknownProviderError, ClaimError, and the
+        errors of workers.
+        """
+        self._ask(self.graph)
+        trial = self._planned({})
+        if trial.unclaimed and self.loaded.functions:
+            lost = set(trial.unclaimed)
+            kept = [node.name for i, node in enumerate(self.graph.nodes) if self._is_call(node) and i not in lost]
+            self.loaded = inline_calls(self.loaded, kept)
+            self.deployer.weights = self.loaded.store.seal()
+            left = self._planned({}).unclaimed
+            if left:
+                self._ask(left_over(self.graph, left))
+        return self.replan()
+
+    def replan(self) -> Blueprint:
+        """Plan with the answers so far."""
+        names = [worker.name for worker in self.workers]
+        assignment = self._pins(names)
+        self.plan = self._planned(assignment)
+        if self.plan.pin_declined:
+            node, provider = self.plan.pin_declined[0]
+            name = self.graph.nodes[node].name
+            reason = self.answers.reason(provider, name)
+            raise PinDeclinedError(
+                f"node {name!r} ({self.graph.nodes[node].label}) is pinned to {names[provider]}, which does not take it: "
+                f"{reason}",
+                pin=next((key for key, value in self.options.pins.items() if value == names[provider]), None),
+                node=name,
+                provider=names[provider],
+                reason=reason,
+            )
+        if self.plan.unclaimed:
+            raise self._unsupported()
+        inputs = [value.name for value in self.graph.inputs]
+        outputs = [value.name for value in self.graph.outputs]
+        return Blueprint(
+            graph=self.graph,
+            plan=self.plan,
+            edges=planning.edges(self.plan, self.nodes, inputs, outputs),
+            interfaces=planning.interfaces(self.plan, self.nodes, inputs, outputs),
+            workers=self.workers,
+            optimization=self.options.optimization,
+            slots=self.options.max_in_flight,
+            output_memory=self.options.output_memory,
+        )
+
+    def refuse(self, blueprint: Blueprint, refused: Sequence[tuple[int, int, str, str]]) -> None:
+        """Take the units that did not compile from their providers. Raises ClaimBrokenError when that is not wanted.
+
+        `refused`: (partition, unit, reason, traceback), as a deployment reports them.
+        """
+        for partition, unit, reason, traceback in refused:
+            if partition < 0:
+                raise ProviderUnavailableError(f"a worker could not load its part of the model: {reason}", reason=reason)
+            placed = blueprint.plan.partitions[partition]
+            nodes = [self.graph.nodes[i].name for i in blueprint.plan.units[placed.units[unit]].nodes]
+            worker = self.workers[placed.provider].name
+            if not self.options.fallback:
+                raise ClaimBrokenError(
+                    f"provider {worker} claimed {', '.join(nodes[:3])}{', ...' if len(nodes) > 3 else ''} and cannot "
+                    f"compile it: {reason}",
+                    provider=worker,
+                    nodes=nodes,
+                    reason=reason,
+                    remote_traceback=traceback,
+                )
+            self.notes.append(f"{worker} claimed {', '.join(nodes[:3])} and could not compile it: {reason}")
+            self.answers.refuse(placed.provider, nodes, reason)
+
+    # Asking --------------------------------------------------------------------------------------------------------
+    def _ask(self, graph: Graph) -> None:
+        self._rounds += 1
+        packed = pack_graph(graph)
+        waiting = []
+        for worker in self.workers:
+            weights = self.deployer.weights_for(worker)
+            message = messages.Claim(self.deployer.session, self._rounds, packed, weights)
+            key = ("Claims", self.deployer.session, self._rounds)
+            waiting.append(self.deployer.fleet.monitor.request(worker, message, key))
+        for position, (worker, future) in enumerate(zip(self.workers, waiting, strict=True)):
+            try:
+                answer = future.result(self.options.claim_deadline)
+            except TimeoutError as error:
+                self.deployer.fleet.monitor.kill(worker)
+                reason = f"it did not answer what it claims within {self.options.claim_deadline:g} s"
+                raise ProviderUnavailableError(
+                    f"provider {worker.name} was ended: {reason}", provider=worker.name, reason=reason
+                ) from error
+            if answer.error is not None:
+                raise self._claim_failed(worker, answer.error)
+            self.answers.add(position, worker.name, graph, answer)
+
+    def _claim_failed(self, worker: Worker, plain: dict[str, Any]) -> Exception:
+        known = error_from_plain(plain, KINDS)
+        if known is not None:
+            return known
+        reason = f"claim() raised {plain.get('type')}: {plain.get('message')}"
+        return ClaimBrokenError(
+            f"provider {worker.name}: {reason}",
+            provider=worker.name,
+            nodes=[],
+            reason=reason,
+            remote_traceback=plain.get("traceback"),
+        )
+
+    # Planning ------------------------------------------------------------------------------------------------------
+    def _planned(self, assignment: Mapping[int, int]) -> planning.Plan:
+        self.nodes = plan_nodes(self.graph)
+        position = {node.name: i for i, node in enumerate(self.graph.nodes)}
+        traits = [planning.ProviderTraits(w.name, w.hello is not None and w.hello.merge) for w in self.workers]
+        made = {name for node in self.nodes for name in node.outputs}
+        outputs = [value.name for value in self.graph.outputs if value.name in made]
+        return planning.plan(self.nodes, self.answers.offers(position), traits, outputs, assignment)
+
+    def _pins(self, providers: Sequence[str]) -> dict[int, int]:
+        names = [(node.name, plan.constant) for node, plan in zip(self.graph.nodes, self.nodes, strict=True)]
+        names += [(name, True) for name, _ in self.loaded.constant_nodes]
+        wanted = dict(self.options.pins)
+        for node in self.graph.nodes:  # a pin of a call that was inlined is a pin of its nodes
+            for call in node.origin:
+                if call in self.options.pins:
+                    wanted.setdefault(node.name, self.options.pins[call])
+                    wanted.pop(call, None)
+        resolved = pinning.resolve(wanted, names, providers)
+        self.notes += [f"the pin {key!r} has no effect: {name} is made of constants only" for key, name in resolved.constant]
+        return {position: provider for position, provider in resolved.assignment.items() if position < len(self.nodes)}
+
+    def _is_call(self, node: Node) -> bool:
+        return (node.domain, node.op_type, node.overload) in self.loaded.functions
+
+    def _unsupported(self) -> UnsupportedOpError:
+        nodes = [self.graph.nodes[i] for i in self.plan.unclaimed]
+        groups = group_declines(
+            Refusal(node.name, node.op_type, node.domain, worker.name, self.answers.reason(provider, node.name))
+            for node in nodes
+            for provider, worker in enumerate(self.workers)
+        )
+        lines = [f"  {group}" for group in groups]
+        first = nodes[0]
+        asked = [worker.name for worker in self.workers]
+        return UnsupportedOpError(
+            f"no provider takes {len(nodes)} of {len(self.graph.nodes)} nodes:\n" + "\n".join(lines) + "\n"
+            "Add a provider that does, or replace these operators in the model.",
+            op_type=first.op_type,
+            domain=first.domain or "ai.onnx",
+            node=first.name,
+            opset=first.opset,
+            reason=self.answers.reason(0, first.name),
+            execution_providers=asked,
+            groups=[group.to_dict() for group in groups],
+            nodes=[node.name for node in nodes],
+        )

@@ -1,0 +1,238 @@
+"""Where each node went and why: the placement report, as data, text and a page.
+
+Plain frozen data without any reference to the session. Domains are written out (`ai.onnx` for the default one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.scheduler.report_html import render
+
+CALLER = "caller"
+EXAMPLES = 3
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class PlacedPartition:
+    """One partition, `id` in order of execution. `nodes`: full names. `weight_bytes`: constants its nodes read."""
+
+    id: int
+    provider: str
+    nodes: tuple[str, ...]
+    weight_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PlacedNode:
+    """One node of the model.
+
+    `provider` and `partition` are None for a constant that its consumers compute for themselves. `reference`: served by
+    `onnx.reference`, a stop-gap.
+    """
+
+    name: str
+    op: str
+    domain: str
+    provider: str | None
+    partition: int | None
+    reference: bool = False
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A value that crosses from a provider (or 'caller') to another; `nbytes` is None while its shape is not known."""
+
+    value: str
+    source: str
+    target: str
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True)
+class PlacedProvider:
+    """One provider, in priority order. `reason` says why one did not start, '' otherwise."""
+
+    name: str
+    state: str
+    nodes: int = 0
+    weight_bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One node that one provider declined."""
+
+    node: str
+    op: str
+    domain: str
+    provider: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Declines:
+    """All refusals of one operator by one provider for one reason; `examples` are up to three node names."""
+
+    domain: str
+    op: str
+    provider: str
+    reason: str
+    count: int
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.examples) + (", ..." if self.count > len(self.examples) else "")
+        return f"{self.domain}::{self.op} declined by {self.provider}: {self.reason} [{self.count}: {shown}]"
+
+    def to_dict(self) -> dict[str, Any]:
+        """{domain, op, provider, reason, count, examples}."""
+        return {
+            "domain": self.domain, "op": self.op, "provider": self.provider, "reason": self.reason,
+            "count": self.count, "examples": list(self.examples),
+        }  # fmt: skip
+
+
+def group_declines(refusals: Iterable[Refusal]) -> tuple[Declines, ...]:
+    """Refusals grouped by (domain, op, provider, reason), sorted by these; examples are the first names when sorted.
+
+    The same refusals give the same groups in whatever order they come.
+    """
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    for refusal in refusals:
+        key = (refusal.domain or "ai.onnx", refusal.op, refusal.provider, refusal.reason)
+        groups.setdefault(key, []).append(refusal.node)
+    return tuple(
+        Declines(*key, count=len(nodes), examples=tuple(sorted(nodes)[:EXAMPLES]))
+        for key, nodes in sorted(groups.items())
+    )
+
+
+@dataclass(frozen=True)
+class PlacementReport:
+    """The placement of a model. `str()` for people, `to_dict()` for programs, `to_html()` for a browser.
+
+    `nodes` are in graph order, `partitions` in order of execution, `providers` in priority order. `notes`: what else
+    the user should know, such as a pin without effect.
+    """
+
+    partitions: Sequence[PlacedPartition] = ()
+    nodes: Sequence[PlacedNode] = ()
+    transfers: Sequence[Transfer] = ()
+    declines: Sequence[Declines] = ()
+    providers: Sequence[PlacedProvider] = ()
+    notes: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Lists of plain dicts.
+
+        `partitions` [{id, provider, nodes, weight_bytes}] with the names of the nodes, `nodes` [{name, op, domain,
+        provider, partition, reference}], `transfers` [{value, from, to, bytes}], `declines` [{domain, op, provider,
+        reason, count, examples}], `providers` [{name, state, nodes, weight_bytes}] with the number of nodes.
+        """
+        return {
+            "partitions": [
+                {"id": one.id, "provider": one.provider, "nodes": list(one.nodes), "weight_bytes": one.weight_bytes}
+                for one in self.partitions
+            ],
+            "nodes": [
+                {
+                    "name": one.name, "op": one.op, "domain": one.domain or "ai.onnx", "provider": one.provider,
+                    "partition": one.partition, "reference": one.reference,
+                }
+                for one in self.nodes
+            ],
+            "transfers": [
+                {"value": one.value, "from": one.source, "to": one.target, "bytes": one.nbytes}
+                for one in self.transfers
+            ],
+            "declines": [one.to_dict() for one in self.declines],
+            "providers": [
+                {"name": one.name, "state": one.state, "nodes": one.nodes, "weight_bytes": one.weight_bytes}
+                for one in self.providers
+            ],
+        }  # fmt: skip
+
+    @property
+    def reference_nodes(self) -> list[str]:
+        """Nodes that `onnx.reference` serves."""
+        return [one.name for one in self.nodes if one.reference]
+
+    @property
+    def idle_providers(self) -> list[str]:
+        """Providers that got no node."""
+        return [one.name for one in self.providers if not one.nodes]
+
+    def __str__(self) -> str:
+        lines = [self.summary()]
+        lines += [f"  {line}" for line in self._provider_lines()]
+        lines += _section("Partitions, in order", [self._partition_line(one) for one in self.partitions])
+        lines += _section("Transfers", [_transfer_line(one) for one in self.transfers])
+        lines += _section("Declined", [str(one) for one in self.declines], limit=None)
+        served = self.reference_nodes
+        if served:
+            lines += _section("Served by onnx.reference, a slow stop-gap", [f"{len(served)} nodes: {_some(served)}"])
+        lines += _section("Notes", list(self.notes), limit=None)
+        return "\n".join(lines)
+
+    def to_html(self, title: str = "Placement") -> str:
+        """A page of its own: no script, nothing fetched, every name escaped."""
+        return render(self, title)
+
+    def summary(self) -> str:
+        """One line: how many nodes, partitions and providers."""
+        used = len(self.providers) - len(self.idle_providers)
+        parts = [_count(len(self.nodes), "node"), _count(len(self.partitions), "partition"), _count(used, "provider")]
+        return f"{parts[0]} in {parts[1]} on {parts[2]}"
+
+    def _provider_lines(self) -> list[str]:
+        width = max((len(one.name) for one in self.providers), default=0)
+        lines = []
+        for one in self.providers:
+            size = f"{_count(one.nodes, 'node')}, weights {format_bytes(one.weight_bytes)}"
+            what = size if one.nodes else "got nothing"
+            why = f" ({one.reason})" if one.reason else ""
+            lines.append(f"{one.name:{width}}  {one.state}{why}: {what}")
+        return lines
+
+    def _partition_line(self, one: PlacedPartition) -> str:
+        size = f"{_count(len(one.nodes), 'node')}, weights {format_bytes(one.weight_bytes)}"
+        return f"{one.id}  {one.provider}: {size}: {_some(one.nodes)}"
+
+
+def format_bytes(count: int | None) -> str:
+    """'512 B', '1.5 KiB', '3.0 GiB'; 'size not known' for None."""
+    if count is None:
+        return "size not known"
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _some(names: Sequence[str]) -> str:
+    if len(names) <= 2 * EXAMPLES:
+        return ", ".join(names)
+    return f"{', '.join(names[:EXAMPLES])}, ..., {names[-1]}"
+
+
+def _transfer_line(one: Transfer) -> str:
+    return f"{one.value}: {one.source} -> {one.target}, {format_bytes(one.nbytes)}"
+
+
+def _section(title: str, rows: list[str], limit: int | None = _LISTED) -> list[str]:
+    """Rows under a title, at most `limit` of them; nothing without rows."""
+    if not rows:
+        return []
+    shown = rows if limit is None or len(rows) <= limit else [*rows[:limit], f"... and {len(rows) - limit} more"]
+    return [title + ":", *(f"  {row}" for row in shown)]

@@ -1,0 +1,279 @@
+"""Runs: the calling thread writes the inputs and their words, rings the first workers, and blocks on its slot's doorbell.
+
+No message, descriptor, dispatcher or Future takes part in a run that goes well. The monitor's thread comes in only when a
+partition failed or a worker died: it notes that and rings the slots' doorbells.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from outrider.providers.wire import messages, values
+from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
+from outrider.scheduler.deploy import START, Generation
+from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.failures import error_of
+from outrider.scheduler.monitor import Worker
+from outrider.shm.board import ENCODED, NONE
+from outrider.shm.doorbell import Doorbell
+from outrider.shm.errors import OutriderError
+
+FAILURE_SECONDS = 30.0  # between a void word and the message that explains it
+
+
+@dataclass
+class Input:
+    """A model input in one slot: the place of its last layout."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    array: np.ndarray[Any, Any]
+    number: int
+    epoch: int
+    default: bool  # it holds the model's own initializer
+
+
+@dataclass
+class Slot:
+    """A run slot: one run at a time. `pending`: a run whose caller left before it ended."""
+
+    index: int
+    bell: Doorbell
+    inputs: dict[str, Input] = field(default_factory=dict)
+    pending: int = 0
+
+
+@dataclass
+class Copies:
+    """Copies made by the coordinator."""
+
+    runs: int = 0
+    copies: int = 0
+    copied_bytes: int = 0
+
+
+class Runner:
+    """The data plane of a session. `run` may be called from any thread; it takes one of the slots."""
+
+    def __init__(self, slot_bells: Sequence[Doorbell]) -> None:
+        self.slots = [Slot(i, bell) for i, bell in enumerate(slot_bells)]
+        self.counters = Copies()
+        self.generation: Generation | None = None
+        self.death: WorkerDiedError | None = None  # of a worker of the present generation
+        self.closed = False
+        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        for slot in self.slots:
+            self._free.put(slot)
+        self._run = 0
+        self._lock = threading.Lock()
+        self._failures: dict[int, OutriderError] = {}
+        self._failed = threading.Condition()
+
+    # Told by the monitor's thread ----------------------------------------------------------------------------------------
+    def on_failed(self, message: messages.Failed) -> None:
+        """A partition failed: keep the first story of each run."""
+        generation = self.generation
+        if generation is None or message.generation != generation.number:
+            return
+        with self._failed:
+            if message.run not in self._failures:
+                self._failures[message.run] = error_of(message, generation)
+                while len(self._failures) > 256:  # stories of runs whose callers had left
+                    self._failures.pop(next(iter(self._failures)))
+            self._failed.notify_all()
+
+    def on_death(self, worker: Worker, error: WorkerDiedError) -> None:
+        """A worker died: every run of a generation that used it ends with this error."""
+        generation = self.generation
+        if generation is None or worker.index + 1 not in generation.sides:
+            return
+        self.death = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Have every blocked caller look at `death` and `closed`."""
+        with self._failed:
+            self._failed.notify_all()
+        for slot in self.slots:
+            slot.bell.ring()
+
+    # Called by the session -----------------------------------------------------------------------------------------------
+    def take_all(self) -> list[Slot]:
+        """Wait until no run is in flight and take every slot."""
+        return [self._free.get() for _ in self.slots]
+
+    def give_all(self, slots: Sequence[Slot]) -> None:
+        """Give the slots back after `take_all`."""
+        for slot in slots:
+            self._free.put(slot)
+
+    def install(self, generation: Generation) -> None:
+        """Use a new generation; the session holds all slots."""
+        self.generation = generation
+        self.death = None
+        for slot in self.slots:
+            slot.inputs.clear()
+            slot.pending = 0
+
+    def run(self, feeds: Mapping[str, Any], defaults: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+        """One run on checked feeds; the model outputs of `wanted` that a worker makes, by name.
+
+        `defaults`: initializers of inputs that were not fed. Raises KernelError, ProviderContractError, OutOfMemoryError,
+        WorkerDiedError, SessionClosedError.
+        """
+        slot = self._free.get()
+        try:
+            self._check()
+            if slot.pending:
+                self._wait(slot, slot.pending)
+                slot.pending = 0
+            return self._run_in(slot, feeds, defaults, wanted)
+        finally:
+            self._free.put(slot)
+
+    def _check(self) -> None:
+        if self.closed:
+            raise SessionClosedError("the session was closed", what="session")
+        if self.death is not None:
+            raise self.death
+
+    def _run_in(
+        self, slot: Slot, feeds: Mapping[str, Any], defaults: Mapping[str, Any], wanted: Sequence[str]
+    ) -> dict[str, Any]:
+        generation = self.generation
+        assert generation is not None
+        board, index = generation.board, slot.index
+        with self._lock:
+            self._run += 1
+            run = self._run
+        numbers = [
+            (edge, self._write(generation, slot, name, edge, feeds, defaults)) for name, edge in generation.inputs.items()
+        ]
+        slot.pending = run
+        board.publish(START, index, run, 1)
+        for edge, number in numbers:
+            board.publish(edge, index, run, number)
+        for bell in generation.first_bells:
+            bell.ring()
+        failed = self._wait(slot, run)
+        slot.pending = 0
+        if failed:
+            self._release_results(generation, index, run, ())
+            raise self._story(run)
+        results = {name: self._read(generation, index, *generation.outputs[name]) for name in wanted}
+        if len(results) < len(generation.outputs):
+            self._release_results(generation, index, run, [generation.outputs[name] for name in wanted])
+        self.counters.runs += 1
+        return results
+
+    def _write(
+        self,
+        generation: Generation,
+        slot: Slot,
+        name: str,
+        edge: int,
+        feeds: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+    ) -> int:
+        """Copy one input to its place; returns the layout number."""
+        places = generation.places
+        default = name not in feeds
+        value = defaults[name] if default else feeds[name]
+        if value is None:
+            return places.nothing(edge, slot.index)
+        if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
+            slot.inputs.pop(name, None)
+            chunks = values.encode(value)
+            target, number = places.blob(edge, slot.index, values.size(chunks), name)
+            at = 0
+            for chunk in chunks:
+                target[at : at + len(chunk)] = chunk
+                at += len(chunk)
+            self._count(at)
+            return number
+        held = slot.inputs.get(name)
+        if held is None or held.shape != value.shape or held.dtype != value.dtype or held.epoch != places.epoch:
+            code = NUMBER[onnx_name(value.dtype)]
+            array, number = places.tensor(edge, slot.index, code, value.dtype, value.shape, name)
+            held = slot.inputs[name] = Input(value.dtype, value.shape, array, number, places.epoch, False)
+        if not (default and held.default):
+            np.copyto(held.array, value)
+            held.default = default
+            self._count(value.nbytes)
+        return held.number
+
+    def _wait(self, slot: Slot, run: int) -> bool:
+        """Block until every last partition is done with `run`; True if one of them is void."""
+        generation = self.generation
+        assert generation is not None
+        lasts = [(generation.sides[board].reader.word, edge) for board, edge in generation.lasts]
+        while True:
+            failed = False
+            for read, edge in lasts:
+                word = read(edge, slot.index)
+                if word >> 16 != run:
+                    break
+                failed = failed or not word & 0xFFFF
+            else:
+                return failed
+            if self.death is not None:
+                raise self._died(generation, slot, run, self.death)
+            self._check()
+            slot.bell.wait()
+
+    def _died(self, generation: Generation, slot: Slot, run: int, death: WorkerDiedError) -> WorkerDiedError:
+        """The death, with the first partition that the dead worker owed to this run."""
+        for partition, (board, edge) in enumerate(generation.dones):
+            side = generation.sides[board]
+            if side.worker.name == death.provider and side.reader.word(edge, slot.index) >> 16 != run:
+                nodes = generation.partition_nodes[partition]
+                story = f"{death.message} It owed partition {partition} ({', '.join(nodes[:3])}{', ...' if len(nodes) > 3 else ''})."
+                return WorkerDiedError(story, **{**death.fields(), "partition": partition, "nodes": nodes})
+        return death
+
+    def _read(self, generation: Generation, slot: int, board: int, edge: int) -> Any:
+        """A result of the caller's own: copied, or leased from the worker's output pool."""
+        side = generation.sides[board]
+        layout = side.reader.layout(edge, slot, side.reader.word(edge, slot) & 0xFFFF)
+        if layout.kind == NONE:
+            return None
+        segment = side.reader.segment
+        if layout.kind == ENCODED:
+            self._count(layout.nbytes)
+            return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
+        dtype = numpy_dtype(BY_NUMBER[layout.dtype])
+        if layout.block is not None:
+            return side.leases.lease(layout, dtype)
+        self._count(layout.nbytes)
+        return segment.array(layout.offset, dtype, layout.shape).copy()
+
+    def _release_results(self, generation: Generation, slot: int, run: int, kept: Sequence[tuple[int, int]]) -> None:
+        """Give back the output blocks that nobody will read."""
+        for board, edge in generation.results:
+            side = generation.sides[board]
+            word = side.reader.word(edge, slot)
+            if (board, edge) in kept or word >> 16 != run or not word & 0xFFFF:
+                continue
+            block = side.reader.layout(edge, slot, word & 0xFFFF).block
+            if block is not None:
+                side.leases.release_now(block)
+
+    def _story(self, run: int) -> OutriderError:
+        """Why the run is void."""
+        with self._failed:
+            told = self._failed.wait_for(lambda: run in self._failures or self.death or self.closed, FAILURE_SECONDS)
+            if run in self._failures:
+                return self._failures.pop(run)
+        if told and self.death is not None:
+            return self.death
+        return SessionClosedError("the session was closed while a run was failing", what="session")
+
+    def _count(self, nbytes: int) -> None:
+        self.counters.copies += 1
+        self.counters.copied_bytes += nbytes

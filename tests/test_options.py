@@ -1,0 +1,224 @@
+"""Options: defaults as documented, every bad value a typed error, what is not built refused by name."""
+
+import dataclasses
+import inspect
+import math
+
+import onnxruntime
+import pytest
+
+import outrider
+from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
+from outrider.scheduler.options import (
+    CancelToken,
+    ProviderSpec,
+    RunOptions,
+    SessionOptions,
+    run_options,
+    session_options,
+)
+
+pytestmark = pytest.mark.fast
+
+
+def defaults(kind):
+    return {
+        one.name: one.default if one.default is not dataclasses.MISSING else one.default_factory()
+        for one in dataclasses.fields(kind)
+        if one.default is not dataclasses.MISSING or one.default_factory is not dataclasses.MISSING
+    }
+
+
+def test_defaults_of_the_public_interface():
+    got = defaults(SessionOptions)
+    assert got.pop("output_memory") > 0
+    assert got == {
+        "optimization": "all", "strategy": "priority", "fallback": True, "replay": True, "deadline": None,
+        "partition_deadline": None, "start_deadline": 30, "claim_deadline": 60, "load_deadline": 600,
+        "max_in_flight": 2, "queue": "block", "queue_size": 64, "pins": {}, "prefer": {}, "fleet": None,
+        "base_dir": None,
+        "base_dir": None, "spares": 0, "config": {},
+    }  # fmt: skip
+    assert defaults(RunOptions) == {"deadline": None, "partition_deadline": None, "cancel": None}
+    assert defaults(ProviderSpec) == {
+        "name": None, "python": None, "env": {}, "threads": None, "cpus": None, "nice": None, "memory_limit": None,
+        "required": "start", "options": {}, "debug": False, "wrap": [],
+    }  # fmt: skip
+    assert next(iter(inspect.signature(ProviderSpec).parameters)) == "kind"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (SessionOptions, {name: value})
+        for name, values in {
+            "optimization": ["All", "fast", None, 0], "strategy": ["", "fastest"], "fallback": [1, "yes"],
+            "replay": [None], "deadline": [0, -1, math.inf, math.nan, "5", True], "partition_deadline": [0, [1]],
+            "start_deadline": [None, 0, "30"], "claim_deadline": [None, -1], "load_deadline": [None, math.nan],
+            "max_in_flight": [0, 65, 1.5, True, "2", None], "queue": ["drop"], "queue_size": [0, -1, None],
+            "pins": [None, ["a"], {"a": 1}, {1: "cpu"}], "prefer": [{"a": None}], "fleet": ["cpu"],
+            "base_dir": ["/no/such/folder", 3], "spares": [-1, None], "output_memory": [-1, 1.0, None],
+            "config": [{"optimization": 1}, {"optimization": "fast"}, {"ep.context_enable": "yes"},
+                       {"ep.context_embed_mode": "2"}],
+        }.items()
+        for value in values
+    ] + [(RunOptions, {"deadline": -1}), (RunOptions, {"partition_deadline": "1"}), (RunOptions, {"cancel": True})]
+    + [
+        (ProviderSpec, {"kind": "cpu", name: value})
+        for name, values in {
+            "name": ["", 3], "env": [{"A": 1}, "A=1"], "threads": [0, -1, 2.0, True],
+            "required": ["yes", True, None, 0],
+            "options": [None, "fast"], "debug": [1],
+        }.items()
+        for value in values
+    ] + [(ProviderSpec, {"kind": ""}), (ProviderSpec, {"kind": None})],
+)  # fmt: skip
+def test_bad_value_is_named(kind, given):
+    name = [key for key in given if key != "kind"] or ["kind"]
+    with pytest.raises(InvalidOptionError) as caught:
+        kind(**given)
+    assert caught.value.name.startswith(name[0])
+    assert caught.value.expected
+    assert caught.value.expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (SessionOptions, {"strategy": "cost"}), (SessionOptions, {"strategy": "pipeline"}),
+        (SessionOptions, {"strategy": "replicate"}), (SessionOptions, {"deadline": 1}),
+        (SessionOptions, {"partition_deadline": 0.5}), (SessionOptions, {"queue": "reject"}),
+        (SessionOptions, {"queue_size": 1}), (SessionOptions, {"prefer": {"*": "cpu"}}),
+        (SessionOptions, {"spares": 1}), (SessionOptions, {"config": {"ep.context_enable": "1"}}),
+        (SessionOptions, {"config": {"ep.context_file_path": "x"}}),
+        (SessionOptions, {"config": {"ep.context_embed_mode": "0"}}),
+        (RunOptions, {"deadline": 1}), (RunOptions, {"partition_deadline": 1}), (RunOptions, {"cancel": CancelToken()}),
+        (ProviderSpec, {"kind": "cpu", "python": "python3"}), (ProviderSpec, {"kind": "cpu", "cpus": [0]}),
+        (ProviderSpec, {"kind": "cpu", "nice": 5}), (ProviderSpec, {"kind": "cpu", "memory_limit": 1 << 30}),
+        (ProviderSpec, {"kind": "cpu", "required": "all"}), (ProviderSpec, {"kind": "cpu", "debug": True}),
+        (ProviderSpec, {"kind": "cpu", "wrap": ["gdb"]}),
+    ],
+)  # fmt: skip
+def test_what_is_not_built_is_refused_by_name(kind, given):
+    with pytest.raises(UnsupportedOptionError) as caught:
+        kind(**given)
+    assert f"{kind.__name__}.{list(given)[-1]}" in caught.value.option
+    assert caught.value.option in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keyword", "near"),
+    [(SessionOptions, "optimisation", "optimization"), (RunOptions, "dead_line", "deadline"),
+     (ProviderSpec, "thread", "threads")],
+)  # fmt: skip
+def test_unknown_keyword_names_near_ones(kind, keyword, near):
+    with pytest.raises(UnknownOptionError, match=f"Did you mean {near}") as caught:
+        kind(**{keyword: 1})
+    assert caught.value.name == keyword
+    assert near in caught.value.known
+
+
+def test_unknown_key_of_config():
+    with pytest.raises(UnknownOptionError, match="Did you mean optimization"):
+        SessionOptions(config={"optimisation": "none"})
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [("none", "none"), ("off", "none"), ("0", "none"), (" Basic\n", "basic"), ("ALL", "all")],
+)
+def test_optimization_in_config(text, level):
+    assert SessionOptions(config={"optimization": text}).optimization == level
+
+
+def test_optimization_given_twice_must_agree():
+    assert SessionOptions(optimization="none", config={"optimization": "off"}).optimization == "none"
+    with pytest.raises(InvalidOptionError):
+        SessionOptions(optimization="none", config={"optimization": "basic"})
+
+
+def test_config_at_its_defaults_is_accepted():
+    SessionOptions(config={"ep.context_enable": " FALSE ", "ep.context_file_path": " ", "ep.context_embed_mode": "1"})
+
+
+def test_options_do_not_change_after_the_check(tmp_path):
+    pins = {"a": "cpu"}
+    options = SessionOptions(pins=pins, base_dir=tmp_path, max_in_flight=64)
+    pins["b"] = 1
+    assert options.pins == {"a": "cpu"}
+    with pytest.raises(TypeError):
+        options.pins["b"] = 1
+    with pytest.raises(AttributeError):
+        options.strategy = "cost"
+    with pytest.raises(InvalidOptionError):
+        dataclasses.replace(options, max_in_flight=0)
+    assert dataclasses.replace(options, max_in_flight=1).base_dir == str(tmp_path)
+
+
+def test_repr_shows_what_differs():
+    assert repr(SessionOptions()) == "SessionOptions()"
+    assert repr(SessionOptions(optimization="none", pins={"a": "cpu"})) == (
+        "SessionOptions(optimization='none', pins={'a': 'cpu'})"
+    )
+    assert repr(ProviderSpec("cpu", threads=2)) == "ProviderSpec(kind='cpu', threads=2)"
+
+
+def test_cancel_token():
+    token = CancelToken()
+    assert not token.cancelled
+    token.cancel()
+    token.cancel()
+    assert token.cancelled
+
+
+def test_which_options_a_session_takes():
+    ours = SessionOptions(optimization="basic")
+    assert session_options(None, None) == (SessionOptions(), None)
+    assert session_options(ours, None) == session_options(None, ours) == (ours, None)
+    for bad in [(ours, ours), ({}, None), (None, {}), (None, onnxruntime.SessionOptions())]:
+        with pytest.raises(InvalidOptionError):
+            session_options(*bad)
+    assert run_options(None) == RunOptions()
+    with pytest.raises(InvalidOptionError):
+        run_options({"deadline": 1})
+
+
+@pytest.mark.parametrize(
+    ("level", "ours"),
+    [("ORT_DISABLE_ALL", "none"), ("ORT_ENABLE_BASIC", "basic"), ("ORT_ENABLE_EXTENDED", "all"),
+     ("ORT_ENABLE_ALL", "all")],
+)  # fmt: skip
+def test_onnxruntime_options_are_read(level, ours):
+    theirs = onnxruntime.SessionOptions()
+    theirs.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    theirs.intra_op_num_threads = 3
+    theirs.log_severity_level = 0
+    theirs.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    assert session_options(theirs, None) == (SessionOptions(optimization=ours), 3)
+    assert session_options(onnxruntime.SessionOptions(), None) == (SessionOptions(), None)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL), ("inter_op_num_threads", 2),
+     ("enable_profiling", True), ("optimized_model_filepath", "x.onnx"), ("use_deterministic_compute", True)],
+)  # fmt: skip
+def test_onnxruntime_options_that_cannot_be_kept(attribute, value):
+    theirs = onnxruntime.SessionOptions()
+    setattr(theirs, attribute, value)
+    with pytest.raises(UnsupportedOptionError, match=attribute):
+        session_options(theirs, None)
+
+
+def test_onnxruntime_config_entry_that_cannot_be_kept():
+    theirs = onnxruntime.SessionOptions()
+    theirs.add_session_config_entry("session.set_denormal_as_zero", "1")
+    with pytest.raises(UnsupportedOptionError, match="set_denormal_as_zero"):
+        session_options(theirs, None)
+
+
+def test_public_names_are_those_of_the_package():
+    assert outrider.SessionOptions is SessionOptions
+    assert outrider.ProviderSpec is ProviderSpec
+    with pytest.raises(AttributeError, match="InferenceSession"):
+        outrider.Inference  # noqa: B018

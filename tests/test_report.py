@@ -1,0 +1,179 @@
+"""The placement report: its exact format, grouping in a fixed order, text and page."""
+
+import json
+import random
+from html.parser import HTMLParser
+
+import pytest
+
+from outrider.scheduler.report import (
+    PlacedNode,
+    PlacedPartition,
+    PlacedProvider,
+    PlacementReport,
+    Refusal,
+    Transfer,
+    format_bytes,
+    group_declines,
+)
+
+pytestmark = pytest.mark.fast
+
+REFUSALS = [
+    Refusal("node#2", "Conv", "", "null", "output shape not known"),
+    Refusal("node#12", "Conv", "", "null", "output shape not known"),
+    Refusal("node#0", "Conv", "", "null", "output shape not known"),
+    Refusal("node#7", "Conv", "", "null", "output shape not known"),
+    Refusal("node#2", "Conv", "", "cpu", "group"),
+    Refusal("node#3", "Conv", "", "null", "something else"),
+    Refusal("a", "Add", "com.x", "cpu", "no kernel"),
+]
+REPORT = PlacementReport(
+    partitions=[PlacedPartition(0, "cpu", ("a", "b"), 1536), PlacedPartition(1, "cpu:1", ("<c>",), 0)],
+    nodes=[
+        PlacedNode("k", "Add", "", None, None),
+        PlacedNode("a", "Conv", "", "cpu", 0),
+        PlacedNode("b", "Foo", "com.x", "cpu", 0, reference=True),
+        PlacedNode("<c>", "Relu", "", "cpu:1", 1),
+    ],
+    transfers=[Transfer("x", "caller", "cpu", 64), Transfer("m", "cpu", "cpu:1", None)],
+    declines=group_declines(REFUSALS),
+    providers=[
+        PlacedProvider("cpu", "running", 2, 1536),
+        PlacedProvider("cpu:1", "running", 1, 0),
+        PlacedProvider("null", "absent", reason="no such module"),
+    ],
+    notes=["the pin 'k' matches constants only and has no effect"],
+)
+
+
+def test_to_dict_is_the_documented_format():
+    got = REPORT.to_dict()
+    assert json.loads(json.dumps(got)) == got
+    assert list(got) == ["partitions", "nodes", "transfers", "declines", "providers"]
+    assert got["partitions"] == [
+        {"id": 0, "provider": "cpu", "nodes": ["a", "b"], "weight_bytes": 1536},
+        {"id": 1, "provider": "cpu:1", "nodes": ["<c>"], "weight_bytes": 0},
+    ]
+    assert got["nodes"][0] == {
+        "name": "k", "op": "Add", "domain": "ai.onnx", "provider": None, "partition": None, "reference": False,
+    }  # fmt: skip
+    assert got["nodes"][2] == {
+        "name": "b", "op": "Foo", "domain": "com.x", "provider": "cpu", "partition": 0, "reference": True,
+    }  # fmt: skip
+    assert got["transfers"] == [
+        {"value": "x", "from": "caller", "to": "cpu", "bytes": 64},
+        {"value": "m", "from": "cpu", "to": "cpu:1", "bytes": None},
+    ]
+    assert got["declines"][-1] == {
+        "domain": "com.x", "op": "Add", "provider": "cpu", "reason": "no kernel", "count": 1, "examples": ["a"],
+    }  # fmt: skip
+    assert got["providers"][2] == {"name": "null", "state": "absent", "nodes": 0, "weight_bytes": 0}
+
+
+def test_declines_are_grouped_in_a_fixed_order():
+    groups = group_declines(REFUSALS)
+    assert [(one.domain, one.op, one.provider, one.reason, one.count) for one in groups] == [
+        ("ai.onnx", "Conv", "cpu", "group", 1),
+        ("ai.onnx", "Conv", "null", "output shape not known", 4),
+        ("ai.onnx", "Conv", "null", "something else", 1),
+        ("com.x", "Add", "cpu", "no kernel", 1),
+    ]
+    assert groups[1].examples == ("node#0", "node#12", "node#2")
+    for seed in range(20):
+        shuffled = list(REFUSALS)
+        random.Random(seed).shuffle(shuffled)
+        assert group_declines(shuffled) == groups
+
+
+def test_text_names_what_matters():
+    text = str(REPORT)
+    assert text.splitlines()[0] == "4 nodes in 2 partitions on 2 providers"
+    assert "null   absent (no such module): got nothing" in text
+    assert "cpu    running: 2 nodes, weights 1.5 KiB" in text
+    assert "m: cpu -> cpu:1, size not known" in text
+    assert "ai.onnx::Conv declined by null: output shape not known [4: node#0, node#12, node#2, ...]" in text
+    assert "Served by onnx.reference" in text
+    assert "the pin 'k' matches constants only" in text
+    assert REPORT.reference_nodes == ["b"]
+    assert REPORT.idle_providers == ["null"]
+
+
+def test_long_lists_end_but_reasons_do_not():
+    names = tuple(f"n{i}" for i in range(5000))
+    report = PlacementReport(
+        partitions=[PlacedPartition(i, "cpu", names) for i in range(100)],
+        transfers=[Transfer(f"t{i}", "caller", "cpu", i) for i in range(1000)],
+        declines=group_declines(Refusal("n", f"Op{i:03}", "", "cpu", "no") for i in range(300)),
+        providers=[PlacedProvider("cpu", "running", 5000)],
+    )
+    text = str(report)
+    assert len(text) < 40_000
+    assert text.count("declined by") == 300
+    assert "... and 980 more" in text
+    assert "t999" not in text
+
+
+def test_empty_report():
+    assert str(PlacementReport()) == "0 nodes in 0 partitions on 0 providers"
+    assert "<table>" not in PlacementReport().to_html()
+
+
+class Tags(HTMLParser):
+    """Tags opened and closed, and the text between."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.text = [], set(), []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.add(tag)
+        if tag not in ("meta", "line"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_page_is_well_formed_escaped_and_self_contained():
+    page = REPORT.to_html(title="<model> & co")
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert {"svg", "rect", "table", "title"} <= tags.seen
+    assert not tags.seen & {"script", "link", "img", "iframe", "c", "model"}
+    assert "http" not in page
+    text = "".join(tags.text)
+    assert "<c>" in text
+    assert "<model> & co" in text
+    assert "no such module" in text
+
+
+def test_page_of_a_large_model_is_bounded():
+    nodes = [PlacedNode(f"n{i}", "Add", "", "cpu", 0) for i in range(20_000)]
+    partitions = [PlacedPartition(i, "cpu", (f"n{i}",)) for i in range(20_000)]
+    report = PlacementReport(partitions, nodes, providers=[PlacedProvider("cpu", "running", 1)])
+    page = report.to_html()
+    assert page.count("<rect") == 200
+    assert "and 18,000 more" in page
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "size not known"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (3 << 30, "3.0 GiB"),
+        (1 << 40, "1.0 TiB"),
+    ],
+)
+def test_bytes_for_people(count, text):
+    assert format_bytes(count) == text

@@ -1,0 +1,79 @@
+"""How long planning takes: `python -m outrider.tools.bench_planning` prints medians of CPU time for growing graphs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+
+from outrider.scheduler.planning import Offer, PlanNode, ProviderTraits, plan
+
+SIZES = (5_000, 10_000, 20_000, 40_000)
+REPEATS = 5
+
+
+def chain_with_branches(size: int, rng: random.Random) -> list[PlanNode]:
+    """`size` nodes of one to three inputs, most of them made shortly before, some far back; a tenth are constants."""
+    nodes: list[PlanNode] = []
+    constants: list[int] = []
+    others: list[int] = []
+    for number in range(size):
+        if rng.random() < 0.1:
+            nodes.append(PlanNode(f"n{number}", (), (f"v{number}",), constant=True))
+            constants.append(number)
+            continue
+        near = others[-20:]
+        sources = rng.sample(near, min(len(near), rng.randint(1, 2)))
+        if others and rng.random() < 0.1:
+            sources.append(rng.choice(others))
+        if constants and rng.random() < 0.3:
+            sources.append(rng.choice(constants[-20:]))
+        nodes.append(PlanNode(f"n{number}", tuple(f"v{source}" for source in sources), (f"v{number}",)))
+        others.append(number)
+    return nodes
+
+
+def offers_for(size: int, providers: int, kind: str, rng: random.Random) -> list[Offer]:
+    """`random`: half of the nodes each, one by one; `clustered`: stretches of 50; `fused`: random groups of four."""
+    offers: list[Offer] = []
+    for provider in range(providers):
+        last = provider == providers - 1
+        if kind == "clustered":
+            stretches = [range(start, min(start + 50, size)) for start in range(0, size, 50)]
+            mine = [number for stretch in stretches if last or rng.random() < 0.5 for number in stretch]
+        else:
+            mine = [number for number in range(size) if last or rng.random() < 0.5]
+        if kind == "fused" and not last:
+            for start in range(0, len(mine), 16):
+                block = mine[start : start + 16]
+                rng.shuffle(block)
+                offers.extend(Offer(provider, tuple(sorted(block[i : i + 4]))) for i in range(0, len(block), 4))
+        else:
+            offers.extend(Offer(provider, (number,)) for number in mine)
+    return offers
+
+
+def main() -> None:
+    """Print one line per kind of claims, number of providers and size; the last column is time per node, relative."""
+    print(f"{'claims':<10} {'providers':>9} {'nodes':>7} {'median ms':>10} {'partitions':>10} {'ms/node, ratio':>15}")
+    for kind in ("random", "clustered", "fused"):
+        for providers in (2, 4):
+            first = 0.0
+            for size in SIZES:
+                rng = random.Random(size)
+                nodes = chain_with_branches(size, rng)
+                offers = offers_for(size, providers, kind, rng)
+                traits = [ProviderTraits(f"p{number}", merge=number % 2 == 0) for number in range(providers)]
+                taken = []
+                for _ in range(REPEATS):
+                    start = time.process_time()
+                    made = plan(nodes, offers, traits, [nodes[-1].outputs[0]])
+                    taken.append((time.process_time() - start) * 1e3)
+                median = statistics.median(taken)
+                first = first or median / size
+                ratio = median / size / first
+                print(f"{kind:<10} {providers:>9} {size:>7} {median:>10.1f} {len(made.partitions):>10} {ratio:>15.2f}")
+
+
+if __name__ == "__main__":
+    main()
