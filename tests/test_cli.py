@@ -267,7 +267,8 @@ def test_other_failures_are_exit_code_3(folder, providers, words):
     assert (code, out) == (3, "")
     assert err.startswith("outrider: ")
     assert words in err
-    assert "bug" not in err
+    assert "is a bug" not in err
+    assert "Traceback" not in err
 
 
 def test_debug_shows_the_traceback(folder):

@@ -125,8 +125,16 @@ def test_files_keep_values_and_dtypes(tmp_path):
     assert read["text"].tolist() == [["é", ""]]
     assert read["scalar"].shape == ()
     assert [name for name, _ in flatten("y", [{"a": [BASE, None]}])] == ["y[0]['a'][0]"]
-    feed = read_inputs([arg("bf", "bfloat16", [3])], [], str(path))
-    assert feed["bf"].dtype == ml_dtypes.bfloat16
+
+
+def test_inputs_from_npy_files(tmp_path):
+    np.save(tmp_path / "x.npy", BASE)
+    read = read_inputs([f"x={tmp_path}/x.npy", f"a=b={tmp_path}/x.npy"])
+    assert list(read) == ["x", "a=b"]
+    np.testing.assert_array_equal(read["x"], BASE)
+    for texts in ([f"{tmp_path}/x.npy"], [f"x={tmp_path}/x.npy"] * 2, ["=x.npy"]):
+        with pytest.raises(InvalidOptionError):
+            read_inputs(texts)
 
 
 def test_files_that_cannot_be_used(tmp_path):
@@ -139,9 +147,7 @@ def test_files_that_cannot_be_used(tmp_path):
             read_npz(str(tmp_path / path))
     for path in ["text.npz", "pickled.npy", "absent.npy"]:
         with pytest.raises(DataFileError):
-            read_inputs([], [f"x={tmp_path / path}"], None)
-    with pytest.raises(InvalidOptionError):
-        read_inputs([], [str(tmp_path / "one.npy")], None)
+            read_inputs([f"x={tmp_path / path}"])
     with pytest.raises(DataFileError):
         write_npz(str(tmp_path / "no" / "folder.npz"), {"a": BASE})
     (tmp_path / "folder.npz").mkdir()
