@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         names = [arg.name for arg in outputs]
         compared = _expectations(expected, names)
         seconds = []
-        with progress(f"running {len(feed)} inputs through {os.path.basename(args.model)}"):
+        with progress(f"running {os.path.basename(args.model)}"):
             for _ in range(args.repeat):
                 start = time.perf_counter()
                 values = session.run(None, feed)
