@@ -20,10 +20,10 @@ import numpy as np
 from outrider.providers.contract import Place
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
-from outrider.providers.failures import fail
 from outrider.providers.cpu.items import KNOWN, LATE, LATE_ITEM, Item, Root, plain
 from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, immediate
+from outrider.providers.failures import fail
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype, onnx_name
 
 _FOREVER = 1 << 60

@@ -18,8 +18,8 @@ from outrider.providers.contract import Value
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.binding import Binding, LateOp
 from outrider.providers.cpu.blocks import ABSENT, Block, Op
-from outrider.providers.failures import fail
 from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
+from outrider.providers.failures import fail
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 
 BINDINGS = 16  # per body and binding of the program around it
