@@ -34,8 +34,8 @@ class LateOp(Protocol):
 
     op: Op
 
-    def __call__(self, env: dict[int, Any]) -> None:
-        """Read what is late from `env`, put the outputs there."""
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
+        """Read what is late from `env`, put the outputs there. `binding` is the one it belongs to."""
 
 
 class Binding:
@@ -73,6 +73,7 @@ class Binding:
             self._walk(block)
             if place is not None:
                 self._deliver(place)
+        self._place = None  # it may lead back to whoever holds this binding
         self.steps = tuple(self._steps)
         self._releases = self._last_readers()
         region.scratch.ensure(region.high, "the scratch memory of a program")
@@ -269,7 +270,7 @@ class Binding:
                 inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
                 fail((op.origin,), op.step.inputs, inputs, cause)
             for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
-                late(env)
+                late(env, self)
                 for number in dead:
                     env.pop(number, None)
 
@@ -279,15 +280,14 @@ class _LateKernel:
 
     def __init__(self, op: Op, binding: Binding) -> None:
         self.op = op
-        self.binding = binding
         self.sources = [None if number == ABSENT else binding.keep(number) for number in op.inputs]
 
-    def __call__(self, env: dict[int, Any]) -> None:
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         inputs = [
             None if item is None else env[number] if item.state == LATE else item.value
             for item, number in zip(self.sources, self.op.inputs)  # noqa: B905 (made together)
         ]
-        for number, result in zip(self.op.outputs, immediate(self.op, inputs, self.binding)):  # noqa: B905
+        for number, result in zip(self.op.outputs, immediate(self.op, inputs, binding)):  # noqa: B905
             if number != ABSENT:
                 env[number] = result
 
@@ -300,7 +300,7 @@ class _Alias:
         self.inner = inner
         self.outer = outer
 
-    def __call__(self, env: dict[int, Any]) -> None:
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         env[self.outer] = env[self.inner]
 
 

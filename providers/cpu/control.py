@@ -43,7 +43,7 @@ class Body:
 
     def __init__(self, block: Block, parent: Binding) -> None:
         self.block = block
-        self.parent = parent
+        self._code, self._outer, self._threads = parent.code, parent.region, parent.threads
         captures = {number: parent.keep(number) for number in block.free}
         self.late = tuple(number for number, item in captures.items() if item.state == LATE)
         self._fixed = {number: item for number, item in captures.items() if item.state != LATE}
@@ -97,17 +97,17 @@ class Body:
             found = self._bound.get(key)
             if found is not None:
                 return found
-        region = Region(self.parent.region.scratch, self.parent.region.high)
+        region = Region(self._outer.scratch, self._outer.high)
         items = dict(self._fixed)
         staging: list[np.ndarray | None] = []
         for number, item, kind in zip(self._numbers, given, key):  # noqa: B905 (made together)
             stage = None
             if kind is not None:
-                name = f"{self.block.name}: {self.parent.code.names[number]}"
+                name = f"{self.block.name}: {self._code.names[number]}"
                 stage = region.allocate(name, item.shape, item.dtype)[0] if item.size else np.empty_like(item)
             staging.append(stage)
             items[number] = LATE_ITEM if stage is None else Item(FIXED, stage)
-        binding = Binding(self.parent.code, self.block, region, items, threads=self.parent.threads)
+        binding = Binding(self._code, self.block, region, items, threads=self._threads)
         self._bound[key] = found = (binding, staging)
         if len(self._bound) > BINDINGS:
             self._bound.popitem(last=False)
@@ -116,7 +116,7 @@ class Body:
     def _own(self, value: Any) -> Any:
         """The value, copied where it lies in memory that a later call may overwrite."""
         if isinstance(value, np.ndarray):
-            return value.copy() if self.parent.region.scratch.contains(value) else value
+            return value.copy() if self._outer.scratch.contains(value) else value
         if isinstance(value, list):
             return [self._own(item) for item in value]
         return value
@@ -130,7 +130,7 @@ class _Control:
         self.bodies = {key: Body(block, parent) for key, block in op.bodies.items()}
         self._sources = [None if number == ABSENT else parent.keep(number) for number in op.inputs]
 
-    def __call__(self, env: dict[int, Any]) -> None:
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         inputs = [
             None if item is None else env[number] if item.state == LATE else item.value
             for item, number in zip(self._sources, self.op.inputs)  # noqa: B905 (made together)
