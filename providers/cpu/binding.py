@@ -258,21 +258,24 @@ class Binding:
     def run(self, env: dict[int, Any]) -> None:
         """Run once. Raises KernelError naming the node that failed, or an Outrider error that one raised."""
         with np.errstate(all="ignore"):
-            steps = iter(self.steps)
-            try:
-                for step in steps:
-                    step()
-            except Exception as cause:
-                at = len(self.steps) - operator.length_hint(steps) - 1
-                op = self._owners[at]
-                if op is None:
-                    raise
-                inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
-                fail((op.origin,), op.step.inputs, inputs, cause)
-            for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
-                late(env, self)
-                for number in dead:
-                    env.pop(number, None)
+            self.run_inside(env)
+
+    def run_inside(self, env: dict[int, Any]) -> None:
+        """`run` inside that of the program around it: numpy's floating-point warnings are off already."""
+        steps = iter(self.steps)
+        try:
+            for step in steps:
+                step()
+        except Exception as cause:
+            op = self._owners[len(self.steps) - operator.length_hint(steps) - 1]
+            if op is None:
+                raise
+            inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
+            fail((op.origin,), op.step.inputs, inputs, cause)
+        for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
+            late(env, self)
+            for number in dead:
+                env.pop(number, None)
 
 
 class _LateKernel:

@@ -18,7 +18,7 @@ from outrider.providers.contract import Value
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.binding import Binding, LateOp
 from outrider.providers.cpu.blocks import ABSENT, Block, Op
-from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
+from outrider.providers.cpu.items import FIXED, LATE, LATE_ITEM, Item
 from outrider.providers.failures import fail
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 
@@ -38,6 +38,45 @@ def late_control(op: Op, parent: Binding) -> LateOp:
     return _KINDS[op.step.op_type](op, parent)
 
 
+class _Bound:
+    """A body bound to one signature. `staging`: where each argument is copied to, None for one that stays a value."""
+
+    def __init__(self, binding: Binding, numbers: Sequence[int], staging: list[np.ndarray | None]) -> None:
+        self.binding = binding
+        self._arguments = tuple(zip(numbers, staging, strict=True))
+        scratch = binding.region.scratch
+        self._results = tuple(
+            (
+                number if item.state == LATE else ABSENT,
+                item.value,
+                isinstance(item.value, np.ndarray) and scratch.contains(item.value),
+            )
+            for number, item in zip(binding.block.results, binding.results, strict=True)
+        )
+
+    def call(self, given: Sequence[Any]) -> list[Any]:
+        """Copy in, run, copy out."""
+        env: dict[int, Any] = {}
+        for (number, stage), item in zip(self._arguments, given):  # noqa: B905 (made together)
+            if stage is None:
+                env[number] = item
+            else:
+                np.copyto(stage, item)
+        self.binding.run_inside(env)
+        return [
+            value.copy() if copied else value if number == ABSENT else self._own(env[number])
+            for number, value, copied in self._results
+        ]
+
+    def _own(self, value: Any) -> Any:
+        """The value, copied where it lies in memory that a later call may overwrite."""
+        if isinstance(value, np.ndarray):
+            return value.copy() if self.binding.region.scratch.contains(value) else value
+        if isinstance(value, list):
+            return [self._own(item) for item in value]
+        return value
+
+
 class Body:
     """One body inside one binding of the program around it."""
 
@@ -47,33 +86,21 @@ class Body:
         captures = {number: parent.keep(number) for number in block.free}
         self.late = tuple(number for number, item in captures.items() if item.state == LATE)
         self._fixed = {number: item for number, item in captures.items() if item.state != LATE}
-        self._bound: OrderedDict[tuple[Any, ...], tuple[Binding, list[np.ndarray | None]]] = OrderedDict()
+        self._bound: OrderedDict[tuple[Any, ...], _Bound] = OrderedDict()
+        self._numbers = (*block.formals, *self.late)
         self._misses = 0
 
     def call(self, formals: Sequence[Any], env: dict[int, Any]) -> list[Any]:
         """Run the body; `env` is that of the program around it. The results are the caller's to keep."""
-        numbers = self._numbers
         given = [*formals, *[env[number] for number in self.late]]
-        binding, staging = self._binding(given)
-        inner: dict[int, Any] = {}
-        for number, stage, item in zip(numbers, staging, given):  # noqa: B905 (made together)
-            if stage is None:
-                inner[number] = item
-            else:
-                np.copyto(stage, item)
-        binding.run(inner)
-        return [
-            item.value if item.state == KNOWN else self._own(inner[number] if item.state == LATE else item.value)
-            for number, item in zip(self.block.results, binding.results)  # noqa: B905 (made together)
-        ]
+        return self._bind(given).call(given)
 
     def expected(self, i: int, formals: Sequence[Any], env: dict[int, Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """(dtype, shape) of result `i` for these formals, without running: as bound, else as the graph declares it.
 
         Dimensions that the graph leaves open count as 0, as in onnxruntime. Raises ValueError when the rank is unknown.
         """
-        binding, _ = self._binding([*formals, *[env[number] for number in self.late]])
-        item = binding.results[i]
+        item = self._bind([*formals, *[env[number] for number in self.late]]).binding.results[i]
         if item.state != LATE and isinstance(item.value, np.ndarray):
             return item.value.dtype, item.value.shape
         value: Value = self.block.declared[i]
@@ -81,12 +108,8 @@ class Body:
             raise ValueError(f"without an iteration the shape of {value.name!r} is unknown: declare it in the body")
         return numpy_dtype(value.dtype), tuple(dim if isinstance(dim, int) else 0 for dim in value.shape)
 
-    @property
-    def _numbers(self) -> tuple[int, ...]:
-        return (*self.block.formals, *self.late)
-
-    def _binding(self, given: Sequence[Any]) -> tuple[Binding, list[np.ndarray | None]]:
-        key: tuple[Any, ...] = tuple((x.dtype, x.shape) if _stageable(x) else None for x in given)
+    def _bind(self, given: Sequence[Any]) -> _Bound:
+        key: tuple[Any, ...] = tuple((x.dtype.num, x.shape) if _stageable(x) else None for x in given)
         found = self._bound.get(key)
         if found is not None:
             self._bound.move_to_end(key)
@@ -108,18 +131,10 @@ class Body:
             staging.append(stage)
             items[number] = LATE_ITEM if stage is None else Item(FIXED, stage)
         binding = Binding(self._code, self.block, region, items, threads=self._threads)
-        self._bound[key] = found = (binding, staging)
+        self._bound[key] = found = _Bound(binding, self._numbers, staging)
         if len(self._bound) > BINDINGS:
             self._bound.popitem(last=False)
         return found
-
-    def _own(self, value: Any) -> Any:
-        """The value, copied where it lies in memory that a later call may overwrite."""
-        if isinstance(value, np.ndarray):
-            return value.copy() if self._outer.scratch.contains(value) else value
-        if isinstance(value, list):
-            return [self._own(item) for item in value]
-        return value
 
 
 class _Control:
