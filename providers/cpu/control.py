@@ -205,9 +205,24 @@ class _Loop(_Control):
 
 
 class _Scan(_Control):
-    """Scan-9 to -25. Inputs: states, then scan inputs, sliced along their axes; outputs: states, then stacked scans."""
+    """Scan-8 to -25. Inputs: states, then scan inputs, sliced along their axes; outputs: states, then stacked scans.
+
+    Scan-8 has a leading batch axis everywhere, and before the states the lengths of the sequences, if they differ.
+    """
 
     def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
+        if self.op.step.opset >= 9:
+            return self._scan(inputs, env)
+        lengths, *rest = inputs
+        sequences = rest[len(rest) - self.op.step.attributes["num_scan_inputs"] :]
+        states = rest[: len(rest) - len(sequences)]
+        batches = []
+        for at in range(len(sequences[0])):
+            stop = None if lengths is None else int(lengths[at])
+            batches.append(self._scan([*(s[at] for s in states), *(x[at][:stop] for x in sequences)], env))
+        return [_padded(items) for items in zip(*batches, strict=True)]
+
+    def _scan(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
         body = self.bodies["body"]
         attributes = self.op.step.attributes
         sliced = attributes["num_scan_inputs"]
@@ -215,7 +230,8 @@ class _Scan(_Control):
         count = len(states)
         scans = _Stacks(len(body.block.results) - count)
         axes = _list(attributes, "scan_input_axes", sliced)
-        backward = _directions(attributes, "scan_input_directions", sliced)
+        directions = "scan_input_directions" if self.op.step.opset >= 9 else "directions"
+        backward = _directions(attributes, directions, sliced)
         out_axes = _list(attributes, "scan_output_axes", scans.count)
         out_backward = _directions(attributes, "scan_output_directions", scans.count)
         moved = []
@@ -292,6 +308,17 @@ class _Stacks:
     def stacked(self, i: int) -> np.ndarray:
         """Elements of scan output `i` along a new first axis."""
         return np.stack(self._items[i])
+
+
+def _padded(items: Sequence[np.ndarray]) -> np.ndarray:
+    """The items along a new first axis, shorter ones filled up with zeros at the end of their first axis."""
+    if items[0].ndim == 0:
+        return np.stack(items)
+    longest = max(items, key=lambda item: item.shape[:1])
+    result = np.zeros((len(items), *longest.shape), longest.dtype)
+    for place, item in zip(result, items, strict=True):
+        place[: len(item)] = item
+    return result
 
 
 def _stageable(item: Any) -> bool:
