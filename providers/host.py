@@ -17,6 +17,7 @@ from outrider.providers.adapters import compile_unit
 from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
+from outrider.providers.failures import fail
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain
@@ -103,7 +104,11 @@ class Partition:
         numbers: dict[str, int] = {}
         for unit in self.units:
             arguments = [known[value.name] for value in unit.unit.inputs]
-            for port_out, (number, value) in zip(unit.outputs, unit.run(slot, arguments)):
+            try:
+                results = unit.run(slot, arguments)
+            except (Exception, SystemExit) as error:  # a provider may raise anything
+                fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
+            for port_out, (number, value) in zip(unit.outputs, results):
                 known[port_out.name] = value
                 numbers[port_out.name] = number
         return [(edge, numbers[name]) for name, edge in self.outputs]

@@ -1,7 +1,7 @@
 """Model-local functions: calls that nobody claimed are replaced by their bodies.
 
-Providers see calls first, as nodes. What is left is expanded here, on the skeleton, and the plain graph is built anew: an
-inlined node is `<call>/<name or #i>`, keeps the opset that its function imports, and names the calls it came from in
+Providers see calls first, as nodes. What is left is expanded here, on the skeleton, and the plain graph is built anew:
+an inlined node is `<call>/<name or #i>`, keeps the opset that its function imports, and names the calls it came from in
 `origin`. Everything else in the graph keeps its name.
 """
 
@@ -27,26 +27,23 @@ from outrider.scheduler.skeleton import (
 )
 
 
-def calls(loaded: LoadedModel) -> list[str]:
-    """Full names of the nodes that call a model-local function, in order, bodies included."""
-    functions = loaded.functions
-    return [node.name for node in walk(loaded.skeleton.model.graph) if functions and function_key(node) in functions]
+def inline_calls(loaded: LoadedModel, names: Collection[str] | None = None) -> LoadedModel:
+    """The same model with the calls among these nodes expanded (None: all calls); other calls stay nodes.
 
-
-def inline_calls(loaded: LoadedModel, keep: Collection[str] = ()) -> LoadedModel:
-    """The same model with all calls expanded, but those whose full names are in `keep`.
-
-    Calls inside functions are expanded too. The result shares the weight store; `loaded` stays as it is. Returns `loaded`
-    itself when there is nothing to expand.
+    `names` are full names. Calls inside an expanded function are expanded too, and so are all calls in the bodies of a
+    control-flow node that is named. The result shares the weight store; `loaded` stays as it is, and is returned when
+    there is nothing to expand.
     """
-    wanted = set(calls(loaded)) - set(keep)
-    if not wanted:
-        return loaded
     skeleton = loaded.skeleton
+    if not any(function_key(node) in loaded.functions for node in walk(skeleton.model.graph)):
+        return loaded
     model = onnx.ModelProto()
     model.CopyFrom(skeleton.model)
     inlined = Skeleton(model, skeleton.store, dict(skeleton.opsets), dict(skeleton.origins), set(skeleton.names))
-    _Inliner(inlined, wanted).graph(model.graph)
+    inliner = _Inliner(inlined, names)
+    inliner.graph(model.graph, names is None)
+    if not inliner.expanded:
+        return loaded
     if not any(function_key(node) in loaded.functions for node in walk(model.graph)):
         del model.functions[:]
     result = assemble(inlined, loaded.path, loaded.metadata, loaded.device_configurations)
@@ -54,33 +51,36 @@ def inline_calls(loaded: LoadedModel, keep: Collection[str] = ()) -> LoadedModel
 
 
 class _Inliner:
-    def __init__(self, skeleton: Skeleton, wanted: set[str]) -> None:
+    def __init__(self, skeleton: Skeleton, names: Collection[str] | None) -> None:
         self.skeleton = skeleton
-        self.wanted = wanted
+        self.names = frozenset(names or ())
+        self.expanded = 0
         self.imports = skeleton.imports()
         self.functions: dict[FunctionKey, onnx.FunctionProto] = {
             function_key(function): function for function in skeleton.model.functions
         }
         self.values = _value_names(skeleton.model.graph)
 
-    def graph(self, graph: onnx.GraphProto) -> None:
-        """Expand the wanted calls of a graph and its bodies, in place."""
+    def graph(self, graph: onnx.GraphProto, everything: bool) -> None:
+        """Expand calls of a graph and its bodies, in place."""
         nodes: list[onnx.NodeProto] = []
         for node in graph.node:
-            self.node(node, nodes, node.name in self.wanted)
+            self.node(node, nodes, everything)
         copies = onnx.GraphProto()
         copies.node.extend(nodes)
         del graph.node[:]
         graph.node.extend(copies.node)
 
-    def node(self, node: onnx.NodeProto, nodes: list[onnx.NodeProto], expand: bool) -> None:
+    def node(self, node: onnx.NodeProto, nodes: list[onnx.NodeProto], everything: bool) -> None:
         """Append the node, or what it expands to."""
+        everything = everything or node.name in self.names
         function = self.functions.get(function_key(node))
-        if function is not None and expand:
+        if function is not None and everything:
+            self.expanded += 1
             self.call(node, function, nodes)
             return
         for _, body in body_graphs(node):
-            self.graph(body)
+            self.graph(body, everything)
         nodes.append(node)
 
     def call(self, call: onnx.NodeProto, function: onnx.FunctionProto, nodes: list[onnx.NodeProto]) -> None:
@@ -112,7 +112,6 @@ class _Inliner:
             self.skeleton.origins[node.name] = origin
             if not node.device_configurations:
                 node.device_configurations.extend(call.device_configurations)
-            self.wanted.add(node.name)  # calls within go with it
         for node in body:
             self.node(node, nodes, True)
 
@@ -148,7 +147,7 @@ class _Inliner:
     def _body(
         self, body: onnx.GraphProto, names: dict[str, str], given: Mapping[str, AttributeProto], prefix: str
     ) -> None:
-        """Rename a body in place. Its own names get new ones as well, since a formal name may now mean an outer value."""
+        """Rename a body in place, its own names as well, since a formal name may now mean an outer value."""
         local = {name: mapped for name, mapped in names.items() if name not in _defined(body)}
         for value in body.input:
             value.name = self._renamed(value.name, local, prefix)

@@ -1,14 +1,14 @@
 """Types of values, from ONNX's own shape inference, for planning and for what providers are shown.
 
 It runs on the skeleton. Declared shapes of outputs are no evidence (they lie in real models) and are cleared first, in
-bodies too; declared dtypes stay. A graph with nodes of several opsets (functions have their own imports) is inferred once
-per opset, the nodes of the others hidden, until nothing new is learnt.
+bodies too; declared dtypes stay. A graph with nodes of several opsets (functions have their own imports) is inferred
+once per opset, the nodes of the others hidden, until nothing new is learnt.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import onnx
 from onnx import shape_inference
@@ -37,7 +37,8 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     size = 0
     for _ in range(MAX_ROUNDS):
         for opsets in groups:
-            hidden = hide(model, skeleton, lambda node, own=opsets: skeleton.opsets.get(node.name, {}) != own)
+            others = {node.name for node in walk(model.graph) if skeleton.opsets.get(node.name, {}) != opsets}
+            hidden = hide(model, others)
             set_imports(model, {**skeleton.imports(), **opsets})
             model = _infer_once(model, notes)
             unhide(model, hidden)
@@ -66,12 +67,11 @@ def set_imports(model: onnx.ModelProto, imports: Mapping[str, int]) -> None:
         model.opset_import.add(domain=domain, version=version)
 
 
-def hide(model: onnx.ModelProto, skeleton: Skeleton, which: "object") -> dict[str, str]:
-    """Move the nodes for which `which(node)` holds into the hidden domain. Returns full name -> their own domain."""
-    assert callable(which)
+def hide(model: onnx.ModelProto, names: Collection[str]) -> dict[str, str]:
+    """Move the nodes of these full names into the hidden domain. Returns full name -> their own domain."""
     hidden = {}
     for node in walk(model.graph):
-        if which(node):
+        if node.name in names:
             hidden[node.name] = node.domain
             node.domain = HIDDEN
     return hidden
@@ -101,8 +101,11 @@ def dtype_of(kind: onnx.TypeProto) -> str:
     return "undefined"
 
 
-def shape_of(kind: onnx.TypeProto) -> Shape:
-    """Dims as int, symbol, or None for unknown; None for unknown rank and for what is not a tensor."""
+def shape_of(kind: onnx.TypeProto, declared: bool = False) -> Shape:
+    """Dims as int, symbol, or None for unknown; None for unknown rank and for what is not a tensor.
+
+    `declared`: a type that the model states, where `unk__7` is a symbol like any other (tf2onnx writes such).
+    """
     if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
         return None
     dims: list[int | str | None] = []
@@ -110,7 +113,9 @@ def shape_of(kind: onnx.TypeProto) -> Shape:
         which = dim.WhichOneof("value")
         if which == "dim_value" and dim.dim_value >= 0:
             dims.append(dim.dim_value)
-        elif which == "dim_param" and dim.dim_param not in ("", "?") and not dim.dim_param.startswith("unk__"):
+        elif which == "dim_param" and dim.dim_param not in ("", "?") and (
+            declared or not dim.dim_param.startswith("unk__")
+        ):
             dims.append(dim.dim_param)
         else:  # exporters write unknown dims as '?' or -1, twice in a shape; inference makes up unk__ ones
             dims.append(None)

@@ -1,8 +1,8 @@
 """Bounds on a model, checked in Python before the first call into ONNX's C++.
 
-Functions multiply: 27 three-line functions, each calling the one before twice, are 134 million nodes, and shape inference
-would expand them in the caller's process, where nothing can interrupt it. So the size *after* expansion is computed first,
-as a product over the call graph, in time linear in the file.
+Functions multiply: 27 three-line functions, each calling the one before twice, are 134 million nodes, and shape
+inference would expand them in the caller's process, where nothing can interrupt it. So the size *after* expansion is
+computed first, as a product over the call graph, in time linear in the file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_bytes(nbytes: int, path: str) -> None:
 def check_limits(model: onnx.ModelProto, path: str) -> int:
     """Count the nodes of the model after function expansion, and raise before that could hurt.
 
-    Raises ModelLimitError (nodes, nesting, expansion) or ModelLoadError (functions that call themselves, named in order).
+    Raises ModelLimitError (nodes, nesting, expansion) or ModelLoadError (functions that call themselves, in order).
     """
     counter = _Counter(model.functions, path)
     total, _ = counter.measure(model.graph.node, 0)

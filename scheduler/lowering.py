@@ -2,8 +2,8 @@
 
 Kernels are written for the opset-21 form of an operator and for what later opsets add. The table comes from ONNX's own
 version converter, run once per opset on the skeleton (so that it sees no weights), and is mapped back to the original
-nodes: by node name, which the converter keeps on nodes it does not replace; else by the name of an original output value;
-else by the consumer. The model itself is never converted: the converter drops functions, metadata and device
+nodes: by node name, which the converter keeps on nodes it does not replace; else by the name of an original output
+value; else by the consumer. The model itself is never converted: the converter drops functions, metadata and device
 configurations, and renames what it replaces.
 
 What cannot be converted keeps its own form: nodes above opset 21, other domains, operators without a schema, adapters
@@ -14,9 +14,10 @@ derived node belongs to exactly one original.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 
 import onnx
 from onnx import AttributeProto, shape_inference, version_converter
@@ -25,10 +26,11 @@ from outrider.scheduler.inference import hide, opset_groups, set_imports
 from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
 
 TARGET = 21
-# (operator, opset it is broken from, up to): GroupNormalization-18 has scale and bias per group, -21 per channel, and the
+# Operator -> opsets (first, last): GroupNormalization-18 has scale and bias per group, -21 per channel, and the
 # converter only renumbers; Scan-8 has a batch axis, which the converter drops.
 BROKEN = {"GroupNormalization": (18, 20), "Scan": (8, 8)}
 
+_Which = Callable[[onnx.NodeProto], bool]
 _logger = logging.getLogger(__name__)
 
 
@@ -51,7 +53,7 @@ class Lowered:
 
 @dataclass
 class Lowering:
-    """Full name of the original -> its lowered form. Nodes that are missing have their opset-21 form already, or none."""
+    """Full name of the original -> its lowered form. Nodes not in it have their opset-21 form already, or none."""
 
     table: dict[str, Lowered] = field(default_factory=dict)
 
@@ -84,7 +86,7 @@ def _changes(node: onnx.NodeProto, opset: int) -> bool:
     return not first <= opset <= last
 
 
-@lru_cache(maxsize=None)
+@cache
 def _since(op_type: str, opset: int) -> int | None:
     try:
         return int(onnx.defs.get_schema(op_type, max_inclusive_version=opset, domain="").since_version)
@@ -107,13 +109,14 @@ def _lower_group(
         """Nodes that the converter must not see. Control flow stays, so that bodies are converted."""
         if (node.domain, node.op_type) in functions or skeleton.opsets.get(node.name, {}) != own:
             return not _has_body(node)
-        return node.domain == "" and node.name not in needed and _since(node.op_type, opset) is None or _broken(node, opset)
+        return node.domain == "" and (_since(node.op_type, opset) is None or _broken(node, opset))
 
     refused: set[str] = set()
     converted = _convert(skeleton, inferred, own, foreign, refused)
     while isinstance(converted, str):
-        # One operator is enough to fail the whole model. Those that the message names go first, else each is tried alone.
-        named = {op for op in set(needed.values()) - refused if op in converted.replace(":", " ").replace(",", " ").split()}
+        # One operator is enough to fail the whole model: one that the message names, else each is tried alone.
+        words = set(re.split(r"\W+", converted))
+        named = (set(needed.values()) - refused) & words
         if not named:
             named = _failing_alone(skeleton, inferred, own, foreign, needed, refused)
         note = f"the opset-21 form of {', '.join(sorted(named))} at opset {opset} is not available: {converted}"
@@ -138,15 +141,14 @@ def _has_body(node: onnx.NodeProto) -> bool:
 
 
 def _convert(
-    skeleton: Skeleton, inferred: onnx.ModelProto, own: Mapping[str, int], foreign: object, refused: set[str]
+    skeleton: Skeleton, inferred: onnx.ModelProto, own: Mapping[str, int], foreign: _Which, refused: set[str]
 ) -> onnx.ModelProto | str:
     """The converted copy, or what the converter said instead."""
-    assert callable(foreign)
     copy = onnx.ModelProto()
     copy.CopyFrom(inferred)
     copy.ir_version = max(copy.ir_version, 8)
     del copy.functions[:]
-    hide(copy, skeleton, lambda node: foreign(node) or (node.domain == "" and node.op_type in refused))
+    hide(copy, {n.name for n in walk(copy.graph) if foreign(n) or (n.domain == "" and n.op_type in refused)})
     set_imports(copy, {**skeleton.imports(), **own})
     for node in walk(copy.graph):
         del node.metadata_props[:]
@@ -161,7 +163,7 @@ def _failing_alone(
     skeleton: Skeleton,
     inferred: onnx.ModelProto,
     own: Mapping[str, int],
-    foreign: object,
+    foreign: _Which,
     needed: Mapping[str, str],
     refused: set[str],
 ) -> set[str]:
@@ -217,7 +219,7 @@ def _map_back(
 def _entry(
     original: onnx.NodeProto, nodes: Iterable[onnx.NodeProto], visible: set[str], added: Mapping[str, onnx.TensorProto]
 ) -> Lowered | None:
-    """The lowered form if it stands on its own: makes all outputs of the original, reads nothing of another's inside."""
+    """The lowered form if it stands on its own: it makes all outputs, and reads nothing from inside another."""
     entry = Lowered([], attributes={attribute.name: attribute for attribute in original.attribute})
     inside: dict[str, str] = {}
     outputs = set(original.output)

@@ -19,7 +19,7 @@ from outrider.scheduler.limits import FunctionKey, check_bytes, check_limits, fu
 from outrider.scheduler.lowering import lower
 from outrider.scheduler.model_errors import ModelLoadError, ModelNotFoundError
 from outrider.scheduler.plain import FIRST_IR_WITH_OVERRIDES, Builder
-from outrider.scheduler.skeleton import Skeleton, build_skeleton
+from outrider.scheduler.skeleton import Skeleton, body_graphs, build_skeleton, walk
 from outrider.scheduler.store import WeightStore
 
 _logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class ModelMetadata:
 class LoadedModel:
     """A model as the coordinator keeps it: the plain graph, where its constants are, and what it says about itself.
 
-    `graph` is the whole model in its original form, function calls as nodes, each node with its opset-21 form beside it.
+    `graph` is the whole model in its original form, function calls as nodes, each with its opset-21 form beside it.
     Constant nodes are entries of `graph.constants`; their names are in `constant_nodes` as (node, output).
     `inputs` and `outputs` are as declared (shapes of outputs are for the user to see, not to plan by). Initializers of
     models before IR version 4 are constants and not among the inputs even where the file lists them there.
@@ -117,8 +117,8 @@ def assemble(
         metadata,
         skeleton.imports(),
         {function_key(function): function for function in skeleton.model.functions},
-        tuple(Value(info.name, dtype_of(info.type), shape_of(info.type)) for info in inputs),
-        tuple(Value(info.name, dtype_of(info.type), shape_of(info.type)) for info in declared.output),
+        tuple(Value(info.name, dtype_of(info.type), shape_of(info.type, declared=True)) for info in inputs),
+        tuple(Value(info.name, dtype_of(info.type), shape_of(info.type, declared=True)) for info in declared.output),
         frozenset(info.name for info in inputs if info.name in weights),
         skeleton.store,
         configurations,
@@ -164,9 +164,11 @@ def _parse(data: bytes, path: str) -> onnx.ModelProto:
     if not data:
         raise _error(path, "is empty")
     try:
-        return onnx.ModelProto.FromString(data)
+        model = onnx.ModelProto()
+        model.ParseFromString(data)
     except DecodeError as error:
         raise _error(path, "is not an ONNX model, or is cut short (its protobuf does not parse)") from error
+    return model
 
 
 def _check(model: onnx.ModelProto, path: str) -> None:
@@ -174,23 +176,14 @@ def _check(model: onnx.ModelProto, path: str) -> None:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     copy.ir_version = max(copy.ir_version, 10)  # initializers that are no inputs, function overloads
-    for value in [*copy.graph.input, *copy.graph.output, *copy.graph.value_info]:
-        _give_shape(value.type)
-    _lenient_bodies(copy)
+    for graph in [copy.graph, *(body for node in walk(copy.graph) for _, body in body_graphs(node))]:
+        for value in [*graph.input, *graph.output, *graph.value_info]:
+            _give_shape(value.type)
     try:
         checker.check_model(copy, skip_opset_compatibility_check=True)
     except (checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
         text = " ".join(str(error).split())
         raise _error(path, f"is not valid ONNX: {text}") from error
-
-
-def _lenient_bodies(model: onnx.ModelProto) -> None:
-    from outrider.scheduler.skeleton import body_graphs, walk
-
-    for node in walk(model.graph):
-        for _, body in body_graphs(node):
-            for value in [*body.input, *body.output, *body.value_info]:
-                _give_shape(value.type)
 
 
 def _give_shape(kind: onnx.TypeProto) -> None:

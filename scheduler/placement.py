@@ -48,6 +48,9 @@ class Answers:
     def add(self, provider: int, name: str, graph: Graph, answer: messages.Claims) -> None:
         """Note one provider's answer about `graph`. Raises ClaimError for what it may not say."""
         shown = {node.index: node.name for node in graph.nodes}
+        again = set(shown.values())
+        # What is shown again lies in no claim that stands: an earlier claim on it has lapsed.
+        self.claims = [one for one in self.claims if one[0] != provider or again.isdisjoint(one[1])]
         for claim in answer.claims:
             nodes = claim.get("nodes")
             if not isinstance(nodes, list) or not nodes or any(index not in shown for index in nodes):

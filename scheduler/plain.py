@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import onnx
@@ -230,7 +230,7 @@ def _text(item: bytes) -> str | bytes:
         return item
 
 
-@lru_cache(maxsize=None)
+@cache
 def schema_of(op_type: str, opset: int, domain: str) -> Any:
     """ONNX's schema of an operator at an opset, None where there is none."""
     try:

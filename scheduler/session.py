@@ -182,8 +182,12 @@ class InferenceSession:
 
     # What it is ----------------------------------------------------------------------------------------------------
     def get_inputs(self) -> list[NodeArg]:
-        """The model's inputs, in its order."""
-        return [NodeArg.of(value) for value in self._loaded.inputs]
+        """The model's inputs that must be fed, in its order."""
+        return [NodeArg.of(value) for value in self._loaded.inputs if value.name not in self._loaded.overridable]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """The inputs that have an initializer and may be fed in its place."""
+        return [NodeArg.of(value) for value in self._loaded.inputs if value.name in self._loaded.overridable]
 
     def get_outputs(self) -> list[NodeArg]:
         """The model's outputs as it declares them, in its order."""
@@ -197,9 +201,9 @@ class InferenceSession:
             producer_version=meta.producer_version,
             domain=meta.domain,
             version=meta.model_version,
-            description=meta.doc_string,
+            description=meta.description,
             graph_name=meta.graph_name,
-            custom_metadata_map=dict(meta.metadata_props),
+            custom_metadata_map=dict(meta.custom),
             ir_version=meta.ir_version,
         )
 

@@ -1,18 +1,19 @@
 """The skeleton: the model's protobuf without its weights, with every node under its final name.
 
-Everything after the load works on it: checker, shape inference, version converter and inliner cost milliseconds on a few
-hundred kilobytes, and none of them can touch a weight. What it changes against the file, and nothing else:
+Everything after the load works on it: checker, shape inference, version converter and inliner cost milliseconds on a
+few hundred kilobytes, and none of them can touch a weight. What it changes against the file, and nothing else:
 
 - tensors above 1 KiB are stubs (`store.py`), sparse ones dense, `Constant` nodes all have the one attribute `value`;
 - nodes have their full unique name (below), the domain 'ai.onnx' is '', nodes are in topological order.
 
-Full names are those that pins, reports and errors use: the original one, `#17` for the unnamed node at position 17 of its
-graph, `<node>/<attribute without _branch>/<name>` in bodies (`If_0/then/Conv_1`, `Loop_1/body/#0`), `<call>/<name>` for
-nodes inlined from a function. A name that was taken already gets `~2`, `~3` … in the order of the file.
+Full names are those that pins, reports and errors use: the original one, `#17` for the unnamed node at position 17 of
+its graph, `<node>/<attribute without _branch>/<name>` in bodies (`If_0/then/Conv_1`, `Loop_1/body/#0`), `<call>/<name>`
+for nodes inlined from a function. A name that was taken already gets `~2`, `~3` … in the order of the file.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -148,9 +149,7 @@ _HEAVY = {
 }  # fmt: skip
 
 
-def _copy_nodes(
-    source: Iterable[onnx.NodeProto], target: list[onnx.NodeProto], store: WeightStore, where: str
-) -> None:
+def _copy_nodes(source: Iterable[onnx.NodeProto], target: list[onnx.NodeProto], store: WeightStore, where: str) -> None:
     for position, node in enumerate(source):
         name = node.name or f"#{position}"
         if node.op_type != "Constant" and all(a.type not in _HEAVY for a in node.attribute):
@@ -158,7 +157,7 @@ def _copy_nodes(
             copy.CopyFrom(node)
         else:
             copy = onnx.NodeProto(
-                op_type=node.op_type, overload=node.overload or None, input=node.input, output=node.output, domain=node.domain,
+                op_type=node.op_type, overload=node.overload or None, input=node.input, output=node.output,
                 metadata_props=node.metadata_props, device_configurations=node.device_configurations,
             )  # fmt: skip
             for attribute in node.attribute:
@@ -288,8 +287,6 @@ def _order(
 
 
 def _sort(graph: onnx.GraphProto, reads: list[list[str]], maker: dict[str, int], path: str, at: str) -> None:
-    import heapq
-
     count = len(reads)
     before = [{maker[name] for name in names if name in maker} for names in reads]
     after: list[list[int]] = [[] for _ in range(count)]

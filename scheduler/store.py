@@ -1,7 +1,7 @@
 """Where the constants of a model are: inline ones in weight segments, external ones in their files.
 
-The bytes leave the protobuf once, at load, and stay out of every later step: whatever the graph says about a constant is a
-TensorRef. Inline bytes go into memfds that the workers map read-only; external files are looked at with `stat` only.
+The bytes leave the protobuf once, at load, and stay out of every later step: whatever the graph says about a constant
+is a TensorRef. Inline bytes go into memfds that the workers map read-only; external files are looked at with `stat`.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class WeightStore:
             raise self._error(f"{where} has {length} external bytes where {dtype}{list(shape)} takes {nbytes}")
         if offset < 0 or offset + nbytes > info.st_size:
             span = f"bytes {offset} to {offset + nbytes}"
-            raise self._error(f"{where} wants {span} of {path}, which has {info.st_size}: the file is cut short or wrong")
+            raise self._error(f"{where} wants {span} of {path}, which has {info.st_size}: it is cut short or wrong")
         return TensorRef(
             dtype, shape, offset, nbytes, path=path, file_size=info.st_size, file_mtime_ns=info.st_mtime_ns,
             packed=dtype in PACKED,
@@ -264,7 +264,7 @@ def _packed_bytes(dtype: str, count: int) -> int:
 
 
 def unpack(data: np.ndarray, dtype: str, count: int) -> np.ndarray:
-    """`count` items of a 4- or 2-bit type, one per byte in its low bits, from bytes that hold several, low bits first."""
+    """`count` items of a 4- or 2-bit type, one per byte in its low bits; `data` holds several in a byte, low first."""
     per_byte = PACKED[dtype]
     bits = 8 // per_byte
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
@@ -288,4 +288,3 @@ def _strings(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     array = array.reshape(shape)
     array.flags.writeable = False
     return array
-

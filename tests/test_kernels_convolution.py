@@ -83,6 +83,13 @@ def test_conv_in_other_precisions(dtype: str) -> None:
     check("Conv", [x, w], opset=22, oracle=[expected.astype(kind)], rtol=unit, atol=unit)
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_depthwise_conv_spoils_only_the_windows_that_hold_the_value(value: float) -> None:
+    x, w = floats(2, 20, 12, 30), floats(40, 1, 3, 3)
+    x[1, 3, 5, 17] = value
+    check("Conv", [x, w], group=20, pads=[1, 1, 1, 1], rtol=1e-4, atol=1e-4)
+
+
 def test_conv_of_nothing() -> None:
     check("Conv", [floats(0, 3, 5, 5), floats(2, 3, 3, 3)], oracle=[np.zeros((0, 2, 3, 3), np.float32)])
 

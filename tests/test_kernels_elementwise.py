@@ -45,7 +45,12 @@ def test_nan_stays_nan(op: str) -> None:
 
 
 def _one(op: str) -> float:
-    known = {"Sigmoid": 1 / (1 + math.exp(-1)), "Softplus": math.log1p(math.e), "HardSwish": 4 / 6, "Tanh": math.tanh(1)}
+    known = {
+        "Sigmoid": 1 / (1 + math.exp(-1)),
+        "Softplus": math.log1p(math.e),
+        "HardSwish": 4 / 6,
+        "Tanh": math.tanh(1),
+    }
     return known.get(op, 1.0)
 
 

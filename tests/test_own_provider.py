@@ -1,200 +1,178 @@
-"""The provider of the README, unchanged, and its twin: right wherever its nodes lie in the graph."""
+"""Anyone's own class as a provider: the design's example unchanged, options, claims of several nodes, broken contracts."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import pickle
 
 import numpy as np
 import pytest
 
-import outrider
-from outrider.scheduler.errors import (
-    ClaimBrokenError,
-    KernelError,
-    OutriderError,
-    ProviderContractError,
-    ProviderUnavailableError,
-    WorkerDiedError,
-)
-from tests.build import model, node
+from outrider.scheduler import InferenceSession, SessionOptions, errors
+from tests.builders import chain, model, node, tensor
 
 pytestmark = pytest.mark.fast
 
-RELU = """
-import numpy
-from outrider.providers.contract import Provider, Claim, Decline
+FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
+X = np.array([[-2, -1, 0.5, 3], [1, -4, 0, -0.0]], np.float32)
 
-class MyProvider(Provider):
-    def setup(self, context): ...
-    def claim(self, graph):
-        return [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]
-    def compile(self, unit):
-        return lambda inputs: [numpy.maximum(inputs[0], 0)]
-"""
-RELU_AND_ABS = """
-import numpy
-from outrider.providers.contract import Provider, Claim
 
-class MyProvider(Provider):
-    def claim(self, graph):
-        return [Claim([node]) for node in graph.nodes if node.op_type in ("Relu", "Abs")]
-    def compile(self, unit):
-        (node,) = unit.nodes
-        if node.op_type == "Abs":
-            return lambda inputs: [numpy.absolute(inputs[0])]
-        return lambda inputs: [numpy.maximum(inputs[0], 0)]
-"""
-SETUP = "def setup(self, context): ..."
-X = np.array([[-2.0, -0.5, 0.0, 1.5]], np.float32)
+def own(name: str) -> str:
+    return f"{FILE}:{name}"
 
-# name -> (nodes, outputs, what they must be)
-GRAPHS = {
-    "siblings": (
-        [node("Relu", "x", "y"), node("Neg", "x", "n"), node("Relu", "n", "z")],
-        {"y": np.maximum(X, 0), "z": np.maximum(-X, 0)},
-    ),
-    "siblings of one input": (
-        [node("Relu", "x", "y"), node("Relu", "x", "z")],
-        {"y": np.maximum(X, 0), "z": np.maximum(X, 0)},
-    ),
-    "chained": ([node("Relu", "x", "r"), node("Relu", "r", "y")], {"y": np.maximum(X, 0)}),
-    "chained over another provider": (
-        [node("Relu", "x", "r"), node("Neg", "r", "n"), node("Relu", "n", "y"), node("Exp", "y", "z")],
-        {"y": 0 * X, "z": np.exp(0 * X)},
-    ),
-    "diamond": (
-        [node("Neg", "x", "n"), node("Relu", "x", "a"), node("Relu", "n", "b"), node("Add", "a b", "y")],
-        {"y": np.abs(X)},
-    ),
-    "diamond with both ends": (
-        [
-            node("Relu", "x", "r"),
-            node("Neg", "r", "a"),
-            node("Exp", "r", "b"),
-            node("Add", "a b", "s"),
-            node("Relu", "s", "y"),
-        ],
-        {"y": np.maximum(np.exp(np.maximum(X, 0)) - np.maximum(X, 0), 0)},
-    ),
-    "with Abs": (
-        [
-            node("Abs", "x", "a"),
-            node("Neg", "a", "n"),
-            node("Relu", "n", "r"),
-            node("Abs", "r", "b"),
-            node("Sub", "a b", "y"),
-        ],
-        {"y": np.abs(X)},
-    ),
+
+def shape_of(name: str) -> object:
+    x, out = tensor("x", ["N", 4]), [tensor("y", ["N", 4]), tensor("z", ["N", 4])]
+    if name == "siblings":
+        return model([node("Relu", "x", "y"), node("Relu", "x", "z")], [x], out)
+    if name == "chained":
+        return model([node("Relu", "x", "y"), node("Relu", "y", "z")], [x], out)
+    nodes = [node("Relu", "x", "a"), node("Neg", "a", "b"), node("Neg", "a", "c"), node("Add", "b c", "d")]
+    return model([*nodes, node("Relu", "d", "y"), node("Relu", "b", "z")], [x], out)
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
+EXPECTED = {
+    "siblings": [relu(X), relu(X)],
+    "chained": [relu(X), relu(X)],
+    "diamond": [relu(-2 * relu(X)), relu(-relu(X))],
 }
 
 
-def provider(folder: Path, text: str) -> str:
-    path = folder / "my_provider.py"
-    path.write_text(text)
-    return f"{path}:MyProvider"
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_example_of_the_design(name: str) -> None:
+    with InferenceSession(shape_of(name), providers=[own("MyProvider"), "cpu"]) as session:
+        results = session.run(None, {"x": X})
+        owners = {one["op"]: one["provider"] for one in session.placement().to_dict()["nodes"]}
+    assert owners["Relu"] == own("MyProvider")
+    for result, expected in zip(results, EXPECTED[name], strict=True):
+        np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("text", [RELU, RELU_AND_ABS], ids=["Relu", "Relu and Abs"])
-def test_example_provider_is_right(tmp_path: Path, text: str) -> None:
-    mine = provider(tmp_path, text)
-    with outrider.Fleet([mine, "cpu"]) as fleet:
-        for name, (nodes, outputs) in GRAPHS.items():
-            raw = model(nodes, {"x": ["N", 4]}, list(outputs))
-            with outrider.InferenceSession(raw, options=outrider.SessionOptions(fleet=fleet)) as session:
-                for _ in range(3):
-                    got = session.run(None, {"x": X})
-                    for key, value, want in zip(outputs, got, outputs.values(), strict=True):
-                        np.testing.assert_allclose(value, want, rtol=1e-6, err_msg=f"{name}: {key}")
-                placed = {item["op"]: item["provider"] for item in session.placement().to_dict()["nodes"]}
-            assert placed["Relu"] == mine
-            if "Abs" in placed:
-                assert placed["Abs"] == ("cpu" if text is RELU else mine)
+@pytest.mark.parametrize("operators", [("Relu", "Abs"), ("Abs", "Relu"), ("Relu", "Abs", "Abs", "Relu")])
+def test_its_twin_for_two_operators(operators: tuple[str, ...]) -> None:
+    expected = X
+    for op in operators:
+        expected = relu(expected) if op == "Relu" else np.abs(expected)
+    with InferenceSession(chain(*operators), providers=[own("ReluAndAbs")]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected)
+        assert len(session.placement().partitions) == 1
 
 
-# What the callable or the class does wrong -> the error, and whether its worker survives.
-WRONG = {
-    "raises": ("raise FloatingPointError('no luck')", KernelError),
-    "returns nothing": ("return None", ProviderContractError),
-    "returns too few": ("return []", ProviderContractError),
-    "returns too many": ("return [inputs[0], inputs[0]]", ProviderContractError),
-    "returns another dtype": ("return [inputs[0].astype('float64')]", ProviderContractError),
-    "returns another rank": ("return [inputs[0].ravel()]", ProviderContractError),
-    "returns no array": ("return ['text']", ProviderContractError),
-    "exits": ("import os; os._exit(7)", WorkerDiedError),
-    "crashes": ("import ctypes; ctypes.string_at(0)", WorkerDiedError),
-    "raises SystemExit": ("raise SystemExit(3)", KernelError),
-    "writes to its input": ("inputs[0][...] = 1; return [inputs[0]]", KernelError),
-}
-BREAKS = """
-from outrider.providers.contract import Provider, Claim
-
-class MyProvider(Provider):
-    def claim(self, graph):
-        return [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]
-    def compile(self, unit):
-        def run(inputs):
-            if inputs[0].max() > 100:
-                {fault}
-            return [inputs[0] * (inputs[0] > 0)]
-        return run
-"""
+def test_a_module_name_works_as_well_as_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(os.path.dirname(FILE))  # the worker gets this process's sys.path
+    with InferenceSession(chain("Relu"), providers=["own_providers:MyProvider"]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], relu(X))
 
 
-@pytest.mark.parametrize("fault", WRONG)
-def test_a_provider_that_breaks_in_a_run_is_an_error_and_the_next_run_is_right(tmp_path: Path, fault: str) -> None:
-    code, kind = WRONG[fault]
-    mine = provider(tmp_path, BREAKS.format(fault=code))
-    raw = model([node("Relu", "x", "r", name="the_relu"), node("Neg", "r", "y")], {"x": ["N", 4]}, ["y"])
-    with outrider.InferenceSession(raw, providers=[mine, "cpu"]) as session:
-        for _ in range(2):
-            with pytest.raises(kind) as caught:
-                session.run(None, {"x": X + 1000})
-            assert caught.value.provider == mine
-            if kind is KernelError:
-                assert caught.value.node == "the_relu"
-            elif kind is WorkerDiedError:
-                assert caught.value.nodes == ["the_relu"]
-                assert caught.value.exit_code == 7 or caught.value.signal == "SIGSEGV"
-            np.testing.assert_array_equal(session.run(None, {"x": X})[0], -np.maximum(X, 0))
+def test_options_and_reasons_travel() -> None:
+    providers = [(own("Picky") + ":3", {"operator": "Neg"}), "cpu"]
+    with InferenceSession(chain("Neg", "Exp"), providers=providers) as session:
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], np.exp(-X), rtol=1e-6)
+        (decline,) = [one for one in session.placement().to_dict()["declines"] if one["provider"] != "cpu"]
+    assert decline["reason"] == "only Neg on 3"
+    assert (decline["op"], decline["count"], decline["examples"]) == ("Exp", 1, ["n1"])
+
+
+def test_an_indivisible_claim_is_one_unit() -> None:
+    with InferenceSession(chain("Relu", "Neg", "Exp", "Abs"), providers=[own("Pair"), "cpu"]) as session:
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], np.exp(-relu(X)), rtol=1e-6)
+        assert [part["nodes"] for part in session.placement().to_dict()["partitions"]] == [["n0"], ["n1", "n2"], ["n3"]]
+
+
+def test_compiled_once_per_signature() -> None:
+    with InferenceSession(chain("Identity"), providers=[own("PerShape")]) as session:
+        for rows in (1, 3, 1, 2):
+            x = np.zeros((rows, 4), np.float32)
+            np.testing.assert_array_equal(session.run(None, {"x": x})[0], x + 4 * rows)
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
+    ("how", "error", "words"),
     [
-        (RELU.replace(SETUP, SETUP.replace("...", "raise OSError('no device')")), ProviderUnavailableError),
-        (RELU.replace("class MyProvider", "class Another"), ProviderUnavailableError),
-        (RELU.replace("import numpy", "import numpi"), ProviderUnavailableError),
-        (RELU.replace(SETUP, SETUP.replace("...", "import os; os._exit(5)")), ProviderUnavailableError),
-        (RELU.replace("return [Claim", "return 5 + [Claim"), OutriderError),
-        (RELU.replace("Claim([node])", "Claim([node, node.name])"), OutriderError),
+        ("count", errors.ProviderContractError, "1 outputs"),
+        ("dtype", errors.ProviderContractError, "dtype float32"),
+        ("rank", errors.ProviderContractError, "rank 2"),
+        ("kind", errors.ProviderContractError, "str"),
+        ("raises", errors.KernelError, "the kernel went wrong"),
+        ("exits", errors.KernelError, "SystemExit"),
+        ("writes input", errors.KernelError, "read-only"),
     ],
-    ids=["setup raises", "no such class", "missing package", "setup exits", "claim raises", "claims what is no node"],
 )
-def test_a_provider_that_does_not_start_is_one_clear_error(
-    tmp_path: Path, text: str, kind: type[OutriderError]
-) -> None:
-    mine = provider(tmp_path, text)
-    raw = model([node("Relu", "x", "y")], {"x": ["N", 4]}, ["y"])
-    with pytest.raises(kind) as caught:
-        outrider.InferenceSession(raw, providers=[mine, "cpu"])
-    assert mine in str(caught.value)
+def test_what_goes_wrong_in_a_run_is_typed_and_survived(how: str, error: type[Exception], words: str) -> None:
+    """The failing node is fed only when `bad` is true, so the same session then runs a good input."""
+    nodes = [node("Relu", "x", "a", "mine"), node("Neg", "a", "y", "theirs")]
+    made = model(nodes, [tensor("x", ["N", 4])], [tensor("y", ["N", 4])])
+    with InferenceSession(made, providers=[(own("Wrong"), {"how": how}), "cpu"]) as session:
+        for _ in range(2):
+            with pytest.raises(error, match=words) as caught:
+                session.run(None, {"x": X})
+            assert caught.value.provider == own("Wrong")
+            again = pickle.loads(pickle.dumps(caught.value))
+            assert (str(again), again.fields()) == (str(caught.value), caught.value.fields())
 
 
-def test_compile_that_fails_gives_the_node_to_the_next_claimant(tmp_path: Path) -> None:
-    mine = provider(tmp_path, RELU.replace("return lambda", "raise MemoryError('too big'); return lambda"))
-    raw = model([node("Relu", "x", "y", name="r")], {"x": ["N", 4]}, ["y"])
-    with outrider.InferenceSession(raw, providers=[mine, "cpu"]) as session:
-        np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.maximum(X, 0))
-        placement = session.placement().to_dict()
-    assert [item["provider"] for item in placement["nodes"]] == ["cpu"]
-    assert any("too big" in item["reason"] for item in placement["declines"])
+def test_a_kernel_error_tells_the_node_and_its_inputs() -> None:
+    with InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": "raises"})]) as session:
+        with pytest.raises(errors.KernelError) as caught:
+            session.run(None, {"x": X})
+    error = caught.value
+    assert (error.node, error.op, error.opset) == ("n0", "ai.onnx::Relu", 21)
+    assert error.inputs == [{"name": "x", "dtype": "float32", "shape": [2, 4]}]
+    assert "ArithmeticError" in error.remote_traceback and "_run" in error.remote_traceback
 
 
-def test_compile_that_fails_with_no_other_claimant_is_an_error(tmp_path: Path) -> None:
-    mine = provider(tmp_path, RELU.replace("return lambda", "raise MemoryError('too big'); return lambda"))
-    raw = model([node("Relu", "x", "y", name="r")], {"x": ["N", 4]}, ["y"])
-    with pytest.raises((ClaimBrokenError, OutriderError)) as caught:
-        outrider.InferenceSession(raw, providers=[mine])
-    assert "too big" in str(caught.value)
-    assert "r" in str(caught.value)
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ("claim raises", errors.ClaimBrokenError, "claim went wrong"),
+        ("claim returns", errors.ProviderContractError, "list of Claim"),
+        ("foreign node", errors.ProviderContractError, "Node objects"),
+        ("overlap", errors.ClaimError, "n0"),
+        ("empty claim", errors.ClaimError, "empty"),
+        ("compile", errors.UnsupportedOpError, "too big for me"),
+        ("not callable", errors.UnsupportedOpError, "callable"),
+        ("setup", errors.ProviderUnavailableError, "no device of mine"),
+    ],
+)
+def test_what_goes_wrong_before_a_run_is_typed(how: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": how})])
+
+
+def test_a_unit_that_does_not_compile_goes_to_the_next_claimant() -> None:
+    with InferenceSession(chain("Relu", "Neg"), providers=[(own("Wrong"), {"how": "compile"}), "cpu"]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], -relu(X))
+        report = session.placement()
+    assert {one.provider for one in report.nodes} == {"cpu"}
+    assert any("too big for me" in note for note in report.notes)
+    assert report.idle_providers == [own("Wrong")]
+
+
+def test_without_fallback_a_broken_claim_is_the_error() -> None:
+    with pytest.raises(errors.ClaimBrokenError, match="too big for me") as caught:
+        InferenceSession(
+            chain("Relu"), providers=[(own("Wrong"), {"how": "compile"}), "cpu"], options=SessionOptions(fallback=False)
+        )
+    assert caught.value.nodes == ["n0"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (own("MyProvidr"), "no class 'MyProvidr'; it offers .*MyProvider"),
+        (own("NotAProvider"), "no subclass of"),
+        ("no_such_package.there:Class", "no module 'no_such_package'"),
+    ],
+)
+def test_a_typo_in_a_provider_says_what_is_missing(spec: str, words: str) -> None:
+    with pytest.raises(errors.ProviderUnavailableError, match=words):
+        InferenceSession(chain("Relu"), providers=[spec])
+
+
+def test_a_class_of_main_is_refused_with_the_way_out() -> None:
+    with pytest.raises(errors.InvalidOptionError, match="file of its own"):
+        InferenceSession(chain("Relu"), providers=["__main__:MyProvider"])

@@ -25,21 +25,17 @@ class DataFileError(OutriderError, ValueError):
 def make_inputs(signature: Sequence[NodeArg], seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, Any]:
     """A value for each input: standard normals, integers and booleans 0 or 1, strings 'a' or 'b'.
 
-    Dimensions that are not fixed are 1, or what `dims` says for their symbol. Sequences get one item, maps and optionals
-    are empty. The same seed and signature give the same values. Raises InvalidOptionError for a symbol in `dims` that no
-    input has.
+    Dimensions that are not fixed are 1, or what `dims` says for their symbol. Sequences get one item, maps and
+    optionals are empty. The same seed and signature give the same values. Raises InvalidOptionError for a symbol in
+    `dims` that no input has.
     """
     dims = dims or {}
     symbols = {dim for arg in signature for dim in arg.shape if isinstance(dim, str)}
     for name in dims:
         if name not in symbols:
             known = ", ".join(sorted(symbols)) or "none"
-            raise InvalidOptionError(
-                f"--dim {name}={dims[name]}: no input has the free dimension {name!r}. The free dimensions are: {known}.",
-                name="dim",
-                value=name,
-                expected=known,
-            )
+            message = f"--dim {name}={dims[name]}: no input has the free dimension {name!r}. Free are: {known}."
+            raise InvalidOptionError(message, name="dim", value=name, expected=known)
     random = np.random.default_rng(seed)
     made = {}
     for arg in signature:
@@ -89,7 +85,7 @@ def read_inputs(signature: Sequence[NodeArg], files: Iterable[str], feed: str | 
 
 
 def restore(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """An array from a file, with the dtype that numpy's format cannot name (bfloat16, float8, int4 come back as raw bytes)."""
+    """An array from a file as `dtype`; numpy's format has no bfloat16, float8 or int4 and stores raw bytes."""
     if array.dtype.kind == "V" and array.dtype.names is None and split_type(dtype)[0] == "tensor" and dtype:
         wanted = numpy_dtype(dtype)
         if wanted.itemsize == array.dtype.itemsize:

@@ -20,7 +20,7 @@ import numpy as np
 from outrider.providers.contract import Place
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
-from outrider.providers.cpu.failures import fail
+from outrider.providers.failures import fail
 from outrider.providers.cpu.items import KNOWN, LATE, LATE_ITEM, Item, Root, plain
 from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, immediate
@@ -61,7 +61,7 @@ class Binding:
         self._items = dict(items)
         self._uses: Counter[int] = Counter(block.uses)
         self._steps: list[Callable[[], Any]] = []
-        self._owners: list[Op] = []
+        self._owners: list[Op | None] = []
         self._place = place
         self.placed: dict[int, np.ndarray] = {}
         self._targets: dict[int, int] = {}
@@ -76,6 +76,7 @@ class Binding:
         self.steps = tuple(self._steps)
         self._releases = self._last_readers()
         region.scratch.ensure(region.high, "the scratch memory of a program")
+        code.high = max(code.high, region.high)
         self.results = tuple(LATE_ITEM if n == ABSENT else self.item(n) for n in block.results)
 
     # Items -----------------------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ class Binding:
                 return
             except Exception as cause:
                 bind.discard()
-                fail(op, bind.inputs, cause)
+                fail((op.origin,), op.step.inputs, bind.inputs, cause)
             if final:
                 bind.commit()
             else:
@@ -198,8 +199,8 @@ class Binding:
                 self._items[number] = LATE_ITEM
         self.late.append(late)
 
-    def record(self, op: Op, step: Callable[[], Any]) -> None:
-        """Append a call to the straight line."""
+    def record(self, op: Op | None, step: Callable[[], Any]) -> None:
+        """Append a call to the straight line; `op` is the one to name when it fails."""
         self._steps.append(step)
         self._owners.append(op)
 
@@ -240,9 +241,7 @@ class Binding:
                 continue
             source = item.value
             target = self.place(i, self.code.outputs[i].dtype, source.shape, source.dtype)
-            owner = next((op for op in self.block.ops if number in op.outputs), None)
-            self._steps.append(partial(np.copyto, target, source))
-            self._owners.append(owner if owner is not None else self.block.ops[-1])
+            self.record(None, partial(np.copyto, target, source))
 
     def _last_readers(self) -> list[tuple[int, ...]]:
         """Per late op, the late values that nobody reads after it."""
@@ -265,8 +264,10 @@ class Binding:
             except Exception as cause:
                 at = len(self.steps) - operator.length_hint(steps) - 1
                 op = self._owners[at]
+                if op is None:
+                    raise
                 inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
-                fail(op, inputs, cause)
+                fail((op.origin,), op.step.inputs, inputs, cause)
             for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
                 late(env)
                 for number in dead:

@@ -18,7 +18,7 @@ from outrider.providers.contract import Value
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.binding import Binding, LateOp
 from outrider.providers.cpu.blocks import ABSENT, Block, Op
-from outrider.providers.cpu.failures import fail
+from outrider.providers.failures import fail
 from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 
@@ -30,7 +30,7 @@ def branch_of(op: Op, condition: Any) -> Block:
     try:
         return op.bodies["then_branch" if _truth(condition, "the condition") else "else_branch"]
     except Exception as cause:
-        fail(op, [condition], cause)
+        fail((op.origin,), op.step.inputs, [condition], cause)
 
 
 def late_control(op: Op, parent: Binding) -> LateOp:
@@ -140,7 +140,7 @@ class _Control:
             if len(results) < len(self.op.outputs):
                 raise ValueError(f"{len(results)} results for {len(self.op.outputs)} outputs")
         except Exception as cause:
-            fail(self.op, inputs, cause)
+            fail((self.op.origin,), self.op.step.inputs, inputs, cause)
         for number, result in zip(self.op.outputs, results):  # noqa: B905 (checked)
             if number != ABSENT:
                 env[number] = result

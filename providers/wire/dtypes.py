@@ -87,7 +87,7 @@ def onnx_name(dtype: np.dtype[Any]) -> str:
 
 @lru_cache(maxsize=None)
 def is_raw(dtype: str) -> bool:
-    """True where `numpy_dtype` gives raw integers for want of `ml_dtypes`: bits to move, not numbers to compute with."""
+    """True where `numpy_dtype` gives raw integers for want of `ml_dtypes`: bits to move, nothing to compute."""
     return dtype in _EXTENDED and numpy_dtype(dtype) == np.dtype(_EXTENDED[dtype][1])
 
 

@@ -3,17 +3,17 @@
 The packed form is what msgpack can carry, and nothing is in it twice: values and tensor references are written once, in
 tables, and referred to by number. A graph with its bodies and lowered nodes shares one pair of tables.
 
-    {"v": 1, "values": [[name, dtype, shape, constant], …], "refs": [[dtype, shape, offset, nbytes, segment, path, …], …],
+    {"v": 1, "values": [[name, dtype, shape, constant], …], "refs": [[dtype, shape, offset, nbytes, …], …],
      "graph": [name, nodes, inputs, outputs, constants, opsets]}
 
-A node is a list of its fields; attribute values are [kind, item]. Value number 0 is the omitted one. Whoever unpacks does
-not trust the packer: counts, types and numbers are checked, and WireError says where they are wrong.
+A node is a list of its fields; attribute values are [kind, item]. Value number 0 is the omitted one. Whoever unpacks
+does not trust the packer: counts, types and numbers are checked, and WireError says where they are wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.graph import OMITTED, Graph, Node, TensorRef, Value
@@ -24,7 +24,7 @@ MAX_DEPTH = 200  # bodies in bodies and lowered forms of them
 _PLAIN, _REF, _GRAPH, _LIST = 0, 1, 2, 3
 _SCALARS = (int, float, str, bytes)
 _NODE_FIELDS = 14
-_REF_TYPES = (str, (list, tuple), int, int, int, str, int, int, bool)
+_REF_TYPES: tuple[Any, ...] = (str, (list, tuple), int, int, int, str, int, int, bool)
 
 
 def pack_graph(graph: Graph) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _fields(item: Any, count: int, where: str) -> Sequence[Any]:
     return item
 
 
-def _check(item: Any, kind: Union[type, tuple[Any, ...]], where: str) -> Any:
+def _check(item: Any, kind: type | tuple[Any, ...], where: str) -> Any:
     if not isinstance(item, kind) or (isinstance(item, bool) and kind is int):
         raise _wrong(where, f"{item!r:.60} is {type(item).__name__}")
     return item
@@ -251,11 +251,11 @@ def _value(item: Any, i: int) -> Value:
     return Value(name, dtype, tuple(shape), constant)
 
 
-def _ref(item: Any, i: int) -> TensorRef:
-    where = f"tensor {i}"
+def _ref(item: Any, number: int) -> TensorRef:
+    where = f"tensor {number}"
     fields = _fields(item, len(_REF_TYPES), where)
-    for field, kind in zip(fields, _REF_TYPES):
-        _check(field, kind, where)
+    for i, kind in enumerate(_REF_TYPES):
+        _check(fields[i], kind, where)
     dtype, shape, offset, nbytes, segment, path, size, mtime, packed = fields
     if any(type(dim) is not int or dim < 0 for dim in shape) or offset < 0 or nbytes < 0 or segment < 0:
         raise _wrong(where, f"its place makes no sense: {fields!r:.200}")

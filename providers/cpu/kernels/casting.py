@@ -45,10 +45,7 @@ def _target(number: Any) -> str:
 
 
 def _parse_cast(node: Node) -> Target:
-    if node.op_type == "CastLike":
-        name = node.inputs[1].dtype
-    else:
-        name = _target(node.attributes["to"])
+    name = node.inputs[1].dtype if node.op_type == "CastLike" else _target(node.attributes["to"])
     rounding = str(node.attributes.get("round_mode", "up"))
     if rounding not in ("up", "down", "nearest"):
         raise Unsupported(f"round_mode={rounding!r}, the kernel takes 'up', 'down' and 'nearest'")
@@ -268,7 +265,7 @@ def quantize_linear(b: Bind, p: Quantization) -> None:
 
 @kernel("DequantizeLinear", since=10, parse=_parse_quantization)
 def dequantize_linear(b: Bind, p: Quantization) -> None:
-    """DequantizeLinear-25: (x - zero point) scale, in float32; the result has the dtype of the scale or output_dtype."""
+    """DequantizeLinear-25: (x - zero point) scale, in float32, into the dtype of the scale or output_dtype."""
     x = b.array(0)
     dtype = numpy_dtype(p.dtype) if p.dtype else b.array(1).dtype
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)

@@ -347,7 +347,10 @@ def _softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
     np.maximum.reduce(x, axis, None, row, True)
     np.subtract(x, row, y)
     np.exp(y, y)
-    np.add.reduce(y, axis, None, row, True)
+    if axis == y.ndim - 1:  # a sum as a matrix-vector product is faster than a reduction
+        np.matmul(y, np.ones((y.shape[-1], 1), y.dtype), row)
+    else:
+        np.add.reduce(y, axis, None, row, True)
     np.divide(y, row, y)
 
 
