@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.scheduler import InferenceSession, SessionOptions, errors
-from tests.build import chain, model, node
+from tests.builders import chain, model, node, tensor
 
 pytestmark = pytest.mark.fast
 
@@ -22,13 +22,13 @@ def own(name: str) -> str:
 
 
 def shape_of(name: str) -> object:
-    x, out = {"x": ["N", 4]}, ["y", "z"]
+    x, out = tensor("x", ["N", 4]), [tensor("y", ["N", 4]), tensor("z", ["N", 4])]
     if name == "siblings":
-        return model([node("Relu", "x", "y"), node("Relu", "x", "z")], x, out)
+        return model([node("Relu", "x", "y"), node("Relu", "x", "z")], [x], out)
     if name == "chained":
-        return model([node("Relu", "x", "y"), node("Relu", "y", "z")], x, out)
+        return model([node("Relu", "x", "y"), node("Relu", "y", "z")], [x], out)
     nodes = [node("Relu", "x", "a"), node("Neg", "a", "b"), node("Neg", "a", "c"), node("Add", "b c", "d")]
-    return model([*nodes, node("Relu", "d", "y"), node("Relu", "b", "z")], x, out)
+    return model([*nodes, node("Relu", "d", "y"), node("Relu", "b", "z")], [x], out)
 
 
 def relu(x: np.ndarray) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_compiled_once_per_signature() -> None:
 )
 def test_what_goes_wrong_in_a_run_is_typed_and_survived(how: str, error: type[Exception], words: str) -> None:
     nodes = [node("Relu", "x", "a", "mine"), node("Neg", "a", "y", "theirs")]
-    made = model(nodes, {"x": ["N", 4]}, ["y"])
+    made = model(nodes, [tensor("x", ["N", 4])], [tensor("y", ["N", 4])])
     with InferenceSession(made, providers=[(own("Wrong"), {"how": how}), "cpu"]) as session:
         for _ in range(2):
             with pytest.raises(error, match=words) as caught:

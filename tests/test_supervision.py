@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
-from tests.build import chain, worker_pids
+from tests.builders import chain
+from tests.leaks import worker_pids
 
 pytestmark = pytest.mark.fast
 
@@ -171,7 +172,7 @@ def _gone(pid: int) -> None:
 def test_when_the_coordinator_is_killed_its_workers_end(tmp_path: Path, provider: str, fork: str) -> None:
     """Also while native code holds the interpreter lock of a worker, and while a fork of the coordinator lives on."""
     path, marker = tmp_path / "model.onnx", tmp_path / "marker"
-    path.write_bytes(chain("Relu"))
+    path.write_bytes(chain("Relu").SerializeToString())
     arguments = [str(path), f"{OWN}:{provider}", "120", str(marker), fork]
     process = subprocess.Popen([sys.executable, "-c", COORDINATOR, *arguments], stdout=subprocess.PIPE, text=True)
     forked: list[int] = []
