@@ -20,11 +20,11 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("source", list(NUMBERS))
-@pytest.mark.parametrize("target", list(NUMBERS))
-def test_cast_between_numbers(source: str, target: str) -> None:
+def test_cast_between_numbers(source: str) -> None:
     x = np.array([[0, 1, 2], [3, 100, 127]]).astype(NUMBERS[source])
-    check("Cast", [x], to=getattr(TensorProto, target))
-    check("CastLike", [x, np.zeros(2, NUMBERS[target])])
+    for target, dtype in NUMBERS.items():
+        check("Cast", [x], to=getattr(TensorProto, target))
+        check("CastLike", [x, np.zeros(2, dtype)])
 
 
 def test_cast_rounds_wraps_and_truncates() -> None:

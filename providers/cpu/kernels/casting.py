@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import axis_of, convert, maximum, minimum
+from outrider.providers.cpu.kernels.support import axis_of, clamp, convert
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Node
 
@@ -252,8 +252,7 @@ def quantize_linear(b: Bind, p: Quantization) -> None:
             work = exact
         if b.has(2):
             b.step(np.add, work, _fitted(b, 2, x, p, work.dtype), work)
-        b.step(maximum, work, work.dtype.type(bounds[0]), work)
-        b.step(minimum, work, work.dtype.type(bounds[1]), work)
+        clamp(b, work, work, work.dtype.type(bounds[0]), work.dtype.type(bounds[1]))
         b.step(convert, y, work)
         return
     limit = Target(p.dtype, p.saturate).limit()

@@ -432,7 +432,8 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
         features = p.group * per_group
         columns = b.scratch((features,) + g.kernel + g.out, dtype)
         matrix = columns.reshape(p.group, depth, count)
-        if out == tuple(o * s for o, s in zip(g.out, g.strides, strict=True)) and g.kernel == g.strides:
+        tiled = g.kernel == g.strides and not any(g.begin)
+        if tiled and out == tuple(o * s for o, s in zip(g.out, g.strides, strict=True)):
             each = [(slice(None), *tap) for tap in g.taps()]
             steps = [tuple(slice(t, None, k) for t, k in zip(tap, g.kernel, strict=True)) for tap in g.taps()]
             images_out = [(flat[n], [result[(n, slice(None), *step)] for step in steps]) for n in range(images)]

@@ -160,7 +160,9 @@ def _register(op_type: str, body: Body, dtypes: frozenset[str] = NUMBERS) -> Non
         kept = reduced(x.shape, axes, True)
         wide = working(x.dtype)
         if wide == x.dtype:
-            body(b, x, axes, y.reshape(kept))
+            # The order of a sum follows the strides, and its last bits follow the order: whether x is a view of another
+            # value or arrived from elsewhere must not show.
+            body(b, x if x.dtype.kind in "iub" else b.contiguous(x), axes, y.reshape(kept))
             return
         source, total = b.scratch(x.shape, wide), b.scratch(kept, wide)
         b.step(convert, source, x)
