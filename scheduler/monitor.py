@@ -123,8 +123,6 @@ class Monitor(threading.Thread):
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._wake = Doorbell()
         self._closing = False
-        self._folder = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
-        self._endpoint = f"ipc://{self._folder}/c"
         self._pidfd = os.pidfd_open(os.getpid())
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -133,7 +131,7 @@ class Monitor(threading.Thread):
         self._router.setsockopt(zmq.SNDHWM, 1000)
         self._router.setsockopt(zmq.RCVHWM, 1000)
         self._router.setsockopt(zmq.SNDTIMEO, 5000)  # a queue that stays full is a worker that hangs
-        self._router.bind(self._endpoint)
+        self._listener = _bound_without_a_name(self._router)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
@@ -226,7 +224,7 @@ class Monitor(threading.Thread):
         os.set_blocking(writer, True)
         try:
             record = {
-                "endpoint": self._endpoint,
+                "endpoint": f"ipc:///proc/self/fd/{self._listener}",
                 "identity": worker.identity.decode(),
                 "name": worker.name,
                 "kind": worker.kind,
@@ -248,7 +246,7 @@ class Monitor(threading.Thread):
                 stdout=writer,
                 stderr=writer,
                 env=environment(worker),
-                pass_fds=(boot, self._pidfd, worker.bell.fileno(), theirs.fileno()),
+                pass_fds=(boot, self._pidfd, self._listener, worker.bell.fileno(), theirs.fileno()),
                 start_new_session=True,
             )
         except (OSError, ValueError, TypeError) as error:
@@ -397,7 +395,21 @@ class Monitor(threading.Thread):
             worker.bell.close()
         self._wake.close()
         os.close(self._pidfd)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._listener)
+
+
+def _bound_without_a_name(router: zmq.Socket[bytes]) -> int:
+    """Bind an ipc:// endpoint and remove its file; returns a descriptor of it (O_PATH), which workers inherit.
+
+    They connect to `/proc/self/fd/<number>`. So nobody else can reach the socket, and a coordinator that is killed leaves
+    no file behind.
+    """
+    folder = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
+    try:
+        router.bind(f"ipc://{folder}/c")
+        return os.open(f"{folder}/c", os.O_PATH | os.O_CLOEXEC)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def environment(worker: Worker) -> dict[str, str]:

@@ -160,14 +160,14 @@ class InferenceSession:
         with self._lock:
             if self._runner.death is None:
                 return
-            slots = self._runner.take_all()
+            self._runner.slots.take_all()
             try:
                 for worker in self._placer.workers:
                     self._fleet.revive(worker)
                 self._blueprint, generation = self._deploy(self._blueprint)
                 self._runner.install(generation)
             finally:
-                self._runner.give_all(slots)
+                self._runner.slots.give_all()
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -288,8 +288,9 @@ class _Resources:
         if self.own_fleet is not None:
             self.own_fleet.close()
         if self.runner is not None:
-            self.runner.take_all()  # callers have left
+            self.runner.slots.take_all()  # callers have left
             self.runner.generation = None
+            self.runner.slots.give_all()
         for bell in self.bells:
             bell.close()
         if self.loaded is not None:

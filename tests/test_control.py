@@ -259,6 +259,17 @@ def _unchecked_scan(attributes: str) -> onnx.ModelProto:
             => (float[2] so, float[2] yo) {{ so = Add(si, xi)  yo = Identity(so) }}> }}""")
 
 
+def test_scan_before_opset_9_has_a_batch_axis() -> None:
+    proto = model(
+        """agraph (int64[2] lengths, float[2, 2] s, float[2, 3, 2] x) => (float[2, 2] final, float[2, 3, 2] all) {
+        final, all = Scan (lengths, s, x) <num_scan_inputs = 1, directions = [1], body = b (float[2] si, float[2] xi)
+            => (float[2] so, float[2] yo) { so = Add(si, xi)  yo = Identity(so) }> }""",
+        opset=8,
+    )
+    x = np.arange(12, dtype=F32).reshape(2, 3, 2)
+    check_model(proto, {"lengths": np.array([3, 2]), "s": np.ones((2, 2), F32), "x": x})
+
+
 def test_scan_of_two_inputs_of_different_lengths() -> None:
     proto = model("""agraph (float[A] x, float[B] y) => (float[C] z) {
         z = Scan (x, y) <num_scan_inputs = 2, body = b (float p, float q) => (float r) { r = Add(p, q) }> }""")

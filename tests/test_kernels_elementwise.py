@@ -125,6 +125,12 @@ def test_prelu(shape: tuple[int, ...]) -> None:
     check("PRelu", [X, RNG.normal(size=shape).astype(np.float32)])
 
 
+def test_prelu_before_opset_7_has_one_slope_per_channel() -> None:
+    slope = np.arange(X.shape[1], dtype=np.float32)
+    expected = np.where(X < 0, X * slope.reshape(-1, *(1,) * (X.ndim - 2)), X)
+    check("PRelu", [X, slope], opset=6, oracle=[expected])
+
+
 def test_prelu_slope_must_fit() -> None:
     with pytest.raises(ValueError, match="broadcast"):
         check("PRelu", [X[0, 0], X], oracle=[X])

@@ -91,10 +91,11 @@ def test_mean_variance_normalization() -> None:
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 @pytest.mark.parametrize("opset", [11, 13, 21])
-@pytest.mark.parametrize("axis", [None, 0, 1, -1])
-def test_softmaxes(op: str, opset: int, axis: int | None) -> None:
-    attributes = {} if axis is None else {"axis": axis}
-    check(op, [floats(3, 4, 5) * 30], opset=opset, rtol=1e-5, atol=1e-6, **attributes)
+def test_softmaxes(op: str, opset: int) -> None:
+    x = floats(3, 4, 5) * 30
+    check(op, [x], opset=opset, rtol=1e-5, atol=1e-6)
+    for axis in (0, 1, -1):
+        check(op, [x], opset=opset, rtol=1e-5, atol=1e-6, axis=axis)
 
 
 def test_softmax_of_halves_rounds_once() -> None:

@@ -103,7 +103,6 @@ def test_compiled_once_per_signature() -> None:
     ],
 )
 def test_what_goes_wrong_in_a_run_is_typed_and_survived(how: str, error: type[Exception], words: str) -> None:
-    """The failing node is fed only when `bad` is true, so the same session then runs a good input."""
     nodes = [node("Relu", "x", "a", "mine"), node("Neg", "a", "y", "theirs")]
     made = model(nodes, [tensor("x", ["N", 4])], [tensor("y", ["N", 4])])
     with InferenceSession(made, providers=[(own("Wrong"), {"how": how}), "cpu"]) as session:

@@ -23,12 +23,13 @@ from outrider.scheduler.errors import (
     SymbolConflictError,
     WorkerDiedError,
 )
-from tests.build import model, node, worker_pids
+from tests.builders import model, node, tensor
+from tests.leaks import worker_pids
 
 pytestmark = pytest.mark.fast
 
 SIZES = {"small": 4, "large": 1 << 18}  # elements: copied, and leased from the worker's output pool
-TWICE = model([node("Add", "x x", "y")], {"x": ["N"]}, ["y"])
+TWICE = model([node("Add", "x x", "y")], [tensor("x", ["N"])], [tensor("y", None)])
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
@@ -72,7 +73,11 @@ def test_inputs_are_not_kept() -> None:
 
 
 def test_one_value_under_two_names_gives_two_arrays() -> None:
-    raw = model([node("Neg", "x", "y"), node("Identity", "y", "z")], {"x": ["N"]}, ["y", "z", "x"])
+    raw = model(
+        [node("Neg", "x", "y"), node("Identity", "y", "z")],
+        [tensor("x", ["N"])],
+        [tensor(name, None) for name in "yzx"],
+    )
     x = np.ones(1 << 16, np.float32)
     with outrider.InferenceSession(raw) as session:
         y, z, same, again = session.run(["y", "z", "x", "y"], {"x": x})
@@ -106,7 +111,7 @@ BAD = {
 
 
 def test_after_each_bad_feed_the_next_good_one_is_right() -> None:
-    raw = model([node("Add", "x z", "y")], {"x": ["N", 3], "z": ["N", 3]}, ["y"])
+    raw = model([node("Add", "x z", "y")], [tensor("x", ["N", 3]), tensor("z", ["N", 3])], [tensor("y", None)])
     with outrider.InferenceSession(raw) as session:
         for outputs, feed, kind in BAD.values():
             with pytest.raises(kind):
@@ -115,11 +120,12 @@ def test_after_each_bad_feed_the_next_good_one_is_right() -> None:
 
 
 def test_a_value_that_memory_cannot_hold_is_a_typed_error_and_the_session_lives() -> None:
-    loaded = onnx.load_from_string(
-        model([node("Expand", "x n", "big", name="grow"), node("Neg", "big", "y")], {"x": [1], "n": [1]}, ["y"])
+    raw = model(
+        [node("Expand", "x n", "big", name="grow"), node("Neg", "big", "y")],
+        [tensor("x", [1]), tensor("n", [1], onnx.TensorProto.INT64)],
+        [tensor("y", None)],
     )
-    loaded.graph.input[1].type.tensor_type.elem_type = onnx.TensorProto.INT64
-    with outrider.InferenceSession(loaded) as session:
+    with outrider.InferenceSession(raw) as session:
         with pytest.raises(OutOfMemoryError) as caught:
             session.run(None, {"x": np.ones(1, np.float32), "n": np.array([1 << 38], np.int64)})
         assert caught.value.asked >= 1 << 40
@@ -138,7 +144,12 @@ def test_closed_session_says_so() -> None:
 
 def test_every_error_of_a_run_is_ours() -> None:
     """A kernel that fails on its values: the error names node and operator, the worker lives on."""
-    raw = model([node("Reshape", "x s", "y", name="shaper")], {"x": ["N"]}, ["y"], {"s": np.array([2, 3], np.int64)})
+    raw = model(
+        [node("Reshape", "x s", "y", name="shaper")],
+        [tensor("x", ["N"])],
+        [tensor("y", None)],
+        {"s": np.array([2, 3], np.int64)},
+    )
     with outrider.InferenceSession(raw) as session:
         for _ in range(2):
             with pytest.raises(OutriderError) as caught:

@@ -19,6 +19,7 @@ from outrider.tools import doctor, inspect, run
 from outrider.tools.inputs import DataFileError
 
 USAGE, FAILED = 2, 3
+_TRACEBACK = "Traceback (most recent call last):"
 INTERRUPTED, UNREAD = 130, 141  # as a shell reports SIGINT and SIGPIPE
 # What the user can mend in the command or the files named there.
 _USAGE_ERRORS = (
@@ -81,9 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(text: str, code: int, debug: bool) -> int:
-    """One readable paragraph on stderr; what a worker wrote keeps its lines."""
+    """One readable paragraph on stderr; lists keep their lines, tracebacks (ours, a worker's) need --debug."""
     if debug:
         traceback.print_exc()
+    elif _TRACEBACK in text:
+        text = text[: text.index(_TRACEBACK)].rstrip() + "\nRun again with --debug to see the traceback."
     first, *others = f"outrider: {text}".splitlines()
     print(textwrap.fill(first, 100, break_long_words=False, break_on_hyphens=False), *others, sep="\n", file=sys.stderr)
     return code

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.wire.dtypes import numpy_dtype
-from outrider.scheduler.errors import InputNotFoundError, InvalidOptionError, OutriderError
+from outrider.scheduler.errors import InvalidOptionError, OutriderError
 from outrider.scheduler.feeds import NodeArg, split_type
 
 
@@ -63,25 +63,21 @@ def _value(dtype: str, shape: tuple[int, ...], random: np.random.Generator) -> A
     return np.asarray(real).astype(wanted)
 
 
-def read_inputs(signature: Sequence[NodeArg], files: Iterable[str], feed: str | None) -> dict[str, Any]:
-    """The feed from `name=file.npy` texts, or from one .npz whose keys are input names.
+def read_inputs(texts: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of `name=file.npy` texts.
 
-    Raises DataFileError, InvalidOptionError for a text without '=', InputNotFoundError for a name given twice.
+    Raises DataFileError, and InvalidOptionError for a text without '=' and for a name given twice.
     """
-    if feed is not None:
-        loaded = read_npz(feed)
-    else:
-        loaded = {}
-        for text in files:
-            name, equals, path = text.rpartition("=")
-            if not equals or not name:
-                message = f"--input {text}: expected name=file.npy."
-                raise InvalidOptionError(message, name="input", value=text, expected="name=file.npy")
-            if name in loaded:
-                raise InputNotFoundError(f"--input {name} was given twice.", name=name, known=[])
-            loaded[name] = read_npy(path)
-    dtypes = {arg.name: arg.dtype for arg in signature}
-    return {name: restore(array, dtypes.get(name, "")) for name, array in loaded.items()}
+    loaded: dict[str, np.ndarray[Any, Any]] = {}
+    for text in texts:
+        name, equals, path = text.rpartition("=")
+        if not equals or not name or name in loaded:
+            expected = "each name once" if name in loaded else "name=file.npy"
+            raise InvalidOptionError(
+                f"--input {text}: expected {expected}.", name="input", value=text, expected=expected
+            )
+        loaded[name] = read_npy(path)
+    return loaded
 
 
 def restore(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
@@ -141,7 +137,7 @@ def write_npz(path: str, values: Mapping[str, Any]) -> None:
     try:
         handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
-        raise DataFileError(f"cannot write {path}: {error}", path=path, reason=str(error)) from error
+        raise _unwritable(path, error) from error
     try:
         with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
             for name, value in values.items():
@@ -155,8 +151,21 @@ def write_npz(path: str, values: Mapping[str, Any]) -> None:
     except BaseException as error:
         os.unlink(partial)
         if isinstance(error, OSError):
-            raise DataFileError(f"cannot write {path}: {error}", path=path, reason=str(error)) from error
+            raise _unwritable(path, error) from error
         raise
+
+
+def _unwritable(path: str, error: OSError) -> DataFileError:
+    reason = error.strerror or str(error)
+    return DataFileError(f"cannot write {path}: {reason}.", path=path, reason=reason)
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a text file. Raises DataFileError."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def _storable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from outrider.scheduler.feeds import NodeArg
-from outrider.tools.inputs import DataFileError
+from outrider.tools.inputs import write_text
 from outrider.tools.opening import add_model_arguments, open_session
 from outrider.tools.text import plain, table
 
@@ -28,10 +27,7 @@ def inspect(args: argparse.Namespace) -> int:
         report = session.placement()
         inputs, outputs = session.get_inputs(), session.get_outputs()
     if args.html is not None:
-        try:
-            Path(args.html).write_text(report.to_html(f"Placement of {args.model}"), encoding="utf-8")
-        except OSError as error:
-            raise DataFileError(f"cannot write {args.html}: {error}", path=args.html, reason=str(error)) from error
+        write_text(args.html, report.to_html(f"Placement of {args.model}"))
     if args.json:
         document = {
             "model": args.model,

@@ -51,22 +51,25 @@ def run(args: argparse.Namespace) -> int:
     if not args.tolerance >= 0:
         _refuse("--tolerance", args.tolerance, "a number of at least 0")
     dims = _dims(args.dim)
+    made = args.feed is None and not args.input
+    if dims and not made:
+        _refuse("--dim", args.dim, "inputs that are made, not read from files")
     _protect(args)
+    # All files before any process.
+    arrays = read_npz(args.feed) if args.feed is not None else read_inputs(args.input)
     expected = None if args.expect is None else read_npz(args.expect)
     with open_session(args) as session:
         signature = session.get_inputs()
-        made = args.feed is None and not args.input
         if made:
             feed = make_inputs(signature, args.seed, dims)
-        elif dims:
-            _refuse("--dim", args.dim, "inputs that are made, not read from files")
         else:
-            feed = read_inputs(signature, args.input, args.feed)
+            types = {arg.name: arg.dtype for arg in [*signature, *session.get_overridable_initializers()]}
+            feed = {name: restore(array, types.get(name, "")) for name, array in arrays.items()}
         outputs = session.get_outputs()
         names = [arg.name for arg in outputs]
         compared = _expectations(expected, names)
         seconds = []
-        with progress(f"running {len(feed)} inputs through {os.path.basename(args.model)}"):
+        with progress(f"running {os.path.basename(args.model)}"):
             for _ in range(args.repeat):
                 start = time.perf_counter()
                 values = session.run(None, feed)

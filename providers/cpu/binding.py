@@ -20,10 +20,10 @@ import numpy as np
 from outrider.providers.contract import Place
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
-from outrider.providers.failures import fail
 from outrider.providers.cpu.items import KNOWN, LATE, LATE_ITEM, Item, Root, plain
 from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, immediate
+from outrider.providers.failures import fail
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype, onnx_name
 
 _FOREVER = 1 << 60
@@ -34,8 +34,8 @@ class LateOp(Protocol):
 
     op: Op
 
-    def __call__(self, env: dict[int, Any]) -> None:
-        """Read what is late from `env`, put the outputs there."""
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
+        """Read what is late from `env`, put the outputs there. `binding` is the one it belongs to."""
 
 
 class Binding:
@@ -73,6 +73,7 @@ class Binding:
             self._walk(block)
             if place is not None:
                 self._deliver(place)
+        self._place = None  # it may lead back to whoever holds this binding
         self.steps = tuple(self._steps)
         self._releases = self._last_readers()
         region.scratch.ensure(region.high, "the scratch memory of a program")
@@ -257,21 +258,24 @@ class Binding:
     def run(self, env: dict[int, Any]) -> None:
         """Run once. Raises KernelError naming the node that failed, or an Outrider error that one raised."""
         with np.errstate(all="ignore"):
-            steps = iter(self.steps)
-            try:
-                for step in steps:
-                    step()
-            except Exception as cause:
-                at = len(self.steps) - operator.length_hint(steps) - 1
-                op = self._owners[at]
-                if op is None:
-                    raise
-                inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
-                fail((op.origin,), op.step.inputs, inputs, cause)
-            for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
-                late(env)
-                for number in dead:
-                    env.pop(number, None)
+            self.run_inside(env)
+
+    def run_inside(self, env: dict[int, Any]) -> None:
+        """`run` inside that of the program around it: numpy's floating-point warnings are off already."""
+        steps = iter(self.steps)
+        try:
+            for step in steps:
+                step()
+        except Exception as cause:
+            op = self._owners[len(self.steps) - operator.length_hint(steps) - 1]
+            if op is None:
+                raise
+            inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
+            fail((op.origin,), op.step.inputs, inputs, cause)
+        for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
+            late(env, self)
+            for number in dead:
+                env.pop(number, None)
 
 
 class _LateKernel:
@@ -279,15 +283,14 @@ class _LateKernel:
 
     def __init__(self, op: Op, binding: Binding) -> None:
         self.op = op
-        self.binding = binding
         self.sources = [None if number == ABSENT else binding.keep(number) for number in op.inputs]
 
-    def __call__(self, env: dict[int, Any]) -> None:
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         inputs = [
             None if item is None else env[number] if item.state == LATE else item.value
             for item, number in zip(self.sources, self.op.inputs)  # noqa: B905 (made together)
         ]
-        for number, result in zip(self.op.outputs, immediate(self.op, inputs, self.binding)):  # noqa: B905
+        for number, result in zip(self.op.outputs, immediate(self.op, inputs, binding)):  # noqa: B905
             if number != ABSENT:
                 env[number] = result
 
@@ -300,7 +303,7 @@ class _Alias:
         self.inner = inner
         self.outer = outer
 
-    def __call__(self, env: dict[int, Any]) -> None:
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         env[self.outer] = env[self.inner]
 
 

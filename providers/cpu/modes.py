@@ -10,9 +10,9 @@ import numpy as np
 
 from outrider.providers.cpu.arena import LARGE, address
 from outrider.providers.cpu.blocks import ABSENT, Code, Op
-from outrider.providers.failures import fail
 from outrider.providers.cpu.items import FIXED, KNOWN, Item, Root
 from outrider.providers.cpu.kernels.frame import Bind, Dynamic
+from outrider.providers.failures import fail
 from outrider.shm import memory
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ class BoundMode(Bind):
             if number == ABSENT:
                 continue
             if i not in self.made:
-                fail((self.op.origin,), self.op.step.inputs, self.inputs, RuntimeError(f"the kernel made no output {i}"))
+                fail(
+                    (self.op.origin,), self.op.step.inputs, self.inputs, RuntimeError(f"the kernel made no output {i}")
+                )
             self.binding.set(number, self.made[i])
         self.binding.release_inputs(self.op)
         for root in self.roots:

@@ -250,10 +250,12 @@ def _prelu(x: np.ndarray, slope: np.ndarray, y: np.ndarray, product: np.ndarray,
     np.copyto(y, x, "same_kind", positive)
 
 
-@kernel("PRelu", since=7, dtypes={0: NUMBERS})
+@kernel("PRelu", dtypes={0: NUMBERS})
 def prelu(b: Bind, p: None) -> None:
-    """PRelu-16: x, times slope where negative; slope broadcasts to x."""
+    """PRelu-16: x, times slope where negative; slope broadcasts to x. Before opset 7 it is one number per channel."""
     x, slope = b.array(0), b.array(1)
+    if b.node.opset < 7 and slope.size > 1:
+        slope = b.reshaped(slope, slope.shape + (1,) * (x.ndim - 2))
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         raise ValueError(f"PRelu {b.node.name}: slope {slope.shape} does not broadcast to {x.shape}")
     y = b.out(0, x.shape, x.dtype)

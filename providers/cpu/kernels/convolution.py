@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose: one GEMM over blocks of columns that fit the cache, depthwise by taps.
+"""Conv and ConvTranspose as GEMMs over blocks that fit the cache.
 
 Also the core that the quantized convolutions share. Shapes: x [N, C, *spatial], weights [M, C / group, *kernel] (Conv)
 or [C, M / group, *kernel] (ConvTranspose), bias [M], y [N, M, *out].
@@ -101,6 +101,66 @@ def _by_taps(windows: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
     y.fill(0)
     for k, tap in enumerate(np.ndindex(windows.shape[1 : 1 + rank])):
         np.add(y, windows[(slice(None), *tap)][:, None] * w[:, :, k].reshape(column), y)
+
+
+def _run_shifts(
+    blocks: list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]]]],
+) -> None:
+    for out, products in blocks:
+        first = True
+        for weights, x, product, parts in products:
+            np.matmul(weights, x, product)
+            for part in parts:
+                if first:
+                    np.copyto(out, part)
+                    first = False
+                else:
+                    np.add(out, part, out)
+
+
+def _by_shifts(
+    b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, i: int, known: np.ndarray | None
+) -> None:
+    """Few features, unit strides, one or two axes: multiply all taps with the input as it lies, add shifted products.
+
+    Nothing is copied into columns, and the taps of a kernel row (of the whole kernel, when features are very few) make
+    the GEMM tall enough together. x is padded and C-contiguous.
+    """
+    order = (*range(2, w.ndim), 0, 1)  # [*kernel, M, C]
+    if known is None:
+        weights = b.contiguous(w.transpose(order))
+    else:
+        weights = b.packed(f"taps first {w.dtype.name}", i, lambda _: np.ascontiguousarray(known.transpose(order)))
+    features, channels = w.shape[:2]
+    (tall, taps), (below, aside) = ((1,) * (2 - len(g.kernel)) + d for d in (g.kernel, g.dilations))
+    height, length = (1,) * (2 - len(g.out)) + g.out
+    pitch = x.shape[-1]
+    planes = x.reshape(x.shape[0], channels, -1)
+    weights, results = weights.reshape(tall, taps, features, channels), y.reshape(-1, features, height, length)
+    joint = taps * features < 32
+    halo = (tall - 1) * below if joint else 0
+    together = tall if joint else 1
+    rows = max(1, min(height, _COLUMNS // (together * taps * features * pitch) - halo))
+    memory = b.scratch((together * taps * features * (rows + halo) * pitch,), y.dtype)
+    blocks = []
+    for n in range(len(planes)):
+        for top in range(0, height, rows):
+            r = min(rows, height - top)
+            products = []
+            for first in range(0, tall, together):
+                start = (top + first * below) * pitch
+                size = (r + halo) * pitch
+                place = memory[: together * taps * features * size]
+                stack = place.reshape(together, taps, features, r + halo, pitch)
+                parts = [
+                    stack[k, t, :, k * below : k * below + r, t * aside : t * aside + length]
+                    for k in range(together)
+                    for t in range(taps)
+                ]
+                matrix = weights[first : first + together].reshape(-1, channels)
+                products.append((matrix, planes[n, :, start : start + size], place.reshape(-1, size), parts))
+            blocks.append((results[n, :, top : top + r], products))
+    b.step(_run_shifts, blocks)
 
 
 @dataclass(frozen=True)
@@ -250,6 +310,8 @@ def convolve(
     matrix = b.reshaped(w, (group, w.shape[0] // group, w.shape[1] * math.prod(g.kernel)))
     if all(k == s == 1 for k, s in zip(g.kernel, g.strides, strict=True)) and x.shape[2:] == g.out:
         _pointwise(b, x, matrix, y, group)
+    elif group == 1 and 2 * w.shape[0] <= w.shape[1] and len(g.out) < 3 and set(g.strides) == {1}:
+        _by_shifts(b, b.contiguous(x), w, y, g, i, known)
     else:
         _by_columns(b, x, matrix, y, g, group)
 
@@ -370,7 +432,8 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
         features = p.group * per_group
         columns = b.scratch((features,) + g.kernel + g.out, dtype)
         matrix = columns.reshape(p.group, depth, count)
-        if out == tuple(o * s for o, s in zip(g.out, g.strides, strict=True)) and g.kernel == g.strides:
+        tiled = g.kernel == g.strides and not any(g.begin)
+        if tiled and out == tuple(o * s for o, s in zip(g.out, g.strides, strict=True)):
             each = [(slice(None), *tap) for tap in g.taps()]
             steps = [tuple(slice(t, None, k) for t, k in zip(tap, g.kernel, strict=True)) for tap in g.taps()]
             images_out = [(flat[n], [result[(n, slice(None), *step)] for step in steps]) for n in range(images)]

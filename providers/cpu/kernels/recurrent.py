@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.gates import Activation, parse_activations
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.gates import Activation, parse_activations
 from outrider.providers.cpu.kernels.precision import wide, widened
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
