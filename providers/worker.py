@@ -139,17 +139,22 @@ class Worker:
 
     def loop(self) -> None:
         """Serve messages and runs until told to stop."""
-        inbox, sessions = self.control.inbox, self.sessions
+        inbox = self.control.inbox
         while True:
             busy = False
             while inbox:
                 busy = True
                 if not self.handle(inbox.popleft()):
                     return
-            for loaded in sessions.values():
-                busy |= loaded.poll()
-            if not busy:
+            if not self._poll() and not busy:
                 self.bell.wait()
+
+    def _poll(self) -> bool:
+        # Not in loop(): its variable would keep a session alive that has been unloaded.
+        busy = False
+        for loaded in self.sessions.values():
+            busy |= loaded.poll()
+        return busy
 
     def handle(self, message: Any) -> bool:
         """One message; False for Stop."""

@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+
 from outrider.shm.descriptors import PER_MESSAGE, DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError, DescriptorError

@@ -1,14 +1,11 @@
-"""Deaths: of a worker, seen at once and typed; of the coordinator, which leaves nothing; and what a fork may not do."""
+"""Deaths of workers in the middle of things: seen at once, typed, mended by the next run."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +21,20 @@ OWN = os.path.join(HERE, "own_providers.py")
 X = np.array([[-2, -1, 0.5, 3]], np.float32)
 CUT = SessionOptions(pins={"n0": "cpu", "n1": "cpu:1", "n2": "cpu"})
 ENOUGH = 60.0  # seconds; what is waited for here takes milliseconds
+
+
+def _gone(pid: int) -> None:
+    """Wait until a process has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        assert poll.poll(ENOUGH * 1000), f"process {pid} lives on"
+    finally:
+        os.close(fd)
 
 
 def relu(x: np.ndarray) -> np.ndarray:
@@ -46,7 +57,7 @@ def test_a_provider_that_ends_its_process_in_a_run(how: str, name: str | None, c
 
 
 def _right_again(session: InferenceSession, expected: np.ndarray) -> None:
-    """The next run starts the dead worker again, or is its victim if the monitor has not told yet; then the one after."""
+    """The next run starts the dead worker again, or is its victim if the monitor has not told yet."""
     try:
         result = session.run(None, {"x": X})
     except errors.WorkerDiedError:
@@ -121,115 +132,3 @@ def test_close_while_a_run_is_in_flight_ends_it() -> None:
     caller.join(ENOUGH)
     assert not caller.is_alive()
     assert isinstance(caught[0], errors.SessionClosedError)
-
-
-def test_a_fork_of_the_caller_may_not_use_the_session_nor_end_it() -> None:
-    with InferenceSession(chain("Relu"), providers=["cpu"]) as session:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                session.run(None, {"x": X})
-            except errors.ForkedSessionError:
-                session.close()
-                os._exit(7)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-        np.testing.assert_array_equal(session.run(None, {"x": X})[0], relu(X))
-
-
-COORDINATOR = """
-import os, sys, threading, time
-import numpy as np
-from outrider.scheduler import InferenceSession
-model, spec, seconds, marker, fork = sys.argv[1:]
-options = {"seconds": int(seconds), "marker": marker} if spec.endswith("Lock") else {}
-session = InferenceSession(model, providers=[(spec, options)])
-if fork == "fork" and os.fork() == 0:
-    time.sleep(60)          # lives on with every descriptor of its parent
-    os._exit(0)
-print("ready", flush=True)
-threading.Thread(target=session.run, args=(None, {"x": np.ones((1, 4), np.float32)}), daemon=True).start()
-time.sleep(60)
-"""
-
-
-def _gone(pid: int) -> None:
-    """Wait until a process has ended."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        assert poll.poll(ENOUGH * 1000), f"process {pid} lives on"
-    finally:
-        os.close(fd)
-
-
-@pytest.mark.parametrize("fork", ["fork", "alone"])
-@pytest.mark.parametrize("provider", ["HoldsTheLock", "MyProvider"])
-def test_when_the_coordinator_is_killed_its_workers_end(tmp_path: Path, provider: str, fork: str) -> None:
-    """Also while native code holds the interpreter lock of a worker, and while a fork of the coordinator lives on."""
-    path, marker = tmp_path / "model.onnx", tmp_path / "marker"
-    path.write_bytes(chain("Relu").SerializeToString())
-    arguments = [str(path), f"{OWN}:{provider}", "120", str(marker), fork]
-    process = subprocess.Popen([sys.executable, "-c", COORDINATOR, *arguments], stdout=subprocess.PIPE, text=True)
-    forked: list[int] = []
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        workers = [pid for pid in worker_pids() if b"outrider.providers.worker" in _command(pid)]
-        forked = [pid for pid in worker_pids() if pid not in workers and pid != process.pid]
-        assert len(workers) == 1 and len(forked) == (fork == "fork")
-        if provider == "HoldsTheLock":
-            while not marker.exists() or not marker.read_text():  # the worker is in native code after this
-                assert process.poll() is None
-        process.kill()
-        process.wait()
-        _gone(workers[0])
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        for pid in forked:
-            os.kill(pid, signal.SIGKILL)
-            _gone(pid)
-
-
-def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
-def test_two_hundred_sessions_leave_descriptors_and_memory_flat() -> None:
-    """On one fleet, where what leaks would add up."""
-    model = chain("Relu", "Neg", "Abs")
-    with Fleet(["cpu", "cpu:1"]) as fleet:
-        options = SessionOptions(fleet=fleet, pins=dict(CUT.pins))
-        pids = [os.getpid(), *worker_pids()]
-
-        def cycle() -> None:
-            with InferenceSession(model, options=options) as session:
-                session.run(None, {"x": X})
-
-        def cycles(count: int) -> None:
-            for _ in range(count):
-                cycle()
-            for worker in fleet.workers:
-                assert fleet.stats_of(worker)["sessions"] == {}  # what was said before it has been done, too
-
-        cycles(40)
-        descriptors, memory = [_descriptors(pid) for pid in pids], [_resident(pid) for pid in pids]
-        cycles(160)
-        assert [_descriptors(pid) for pid in pids] == descriptors
-        grown = [now - then for now, then in zip([_resident(pid) for pid in pids], memory, strict=True)]
-        assert max(grown) < 4 << 20, f"resident bytes grew by {grown}"
-
-
-def _descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def _resident(pid: int) -> int:
-    """Private and shared bytes in memory."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

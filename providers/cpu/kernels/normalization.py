@@ -116,6 +116,7 @@ def _standardize(
 
 def _standardized(b: Bind, x: np.ndarray, y: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """Record the standardizing of x [rows, n] into y (same dtype); returns the scratch of mean and scale, [rows, 1]."""
+    x = b.contiguous(x)  # strides must not show in the last bits of sums
     mean, scale = b.scratch((x.shape[0], 1), y.dtype), b.scratch((x.shape[0], 1), y.dtype)
     ones = np.full((x.shape[1], 1), 1 / max(1, x.shape[1]), y.dtype)
     if y.size:
@@ -176,7 +177,7 @@ def rms_normalization(b: Bind, p: Layer) -> None:
     dtype = np.promote_types(wide(x.dtype), wide(y.dtype))
     total = target(b, y, dtype)
     rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    flat = b.reshaped(cast(b, x, dtype), (rows, n))
+    flat = b.contiguous(b.reshaped(cast(b, x, dtype), (rows, n)))
     if total.size:
         b.step(_root_mean_square, flat, total.reshape(rows, n), b.scratch((rows, 1), dtype), p.epsilon)
     b.step(np.multiply, total, widened(b, 1), total)
@@ -351,7 +352,7 @@ def mean_variance_normalization(b: Bind, axes: tuple[int, ...]) -> None:
     axes = tuple(axis % x.ndim for axis in axes)
     shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
     stat = b.scratch(shape, total.dtype)
-    b.step(_mean_variance, cast(b, x, total.dtype), axes, total, b.scratch(x.shape, total.dtype), stat)
+    b.step(_mean_variance, b.contiguous(cast(b, x, total.dtype)), axes, total, b.scratch(x.shape, total.dtype), stat)
     finish(b, y, total)
 
 
