@@ -25,6 +25,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,7 @@ def type_name(dtype: str) -> str:
     return f"{'seq' if kind == 'sequence' else kind}({type_name(inner[0])})"
 
 
+@lru_cache(maxsize=1024)
 def split_type(dtype: str) -> tuple[str, tuple[str, ...]]:
     """('tensor', ()), ('sequence', (element,)), ('optional', (element,)) or ('map', (key, value)) of a type's name."""
     kind, bracket, rest = dtype.partition("(")
@@ -157,7 +159,13 @@ def check_feeds(
             message = f"the model has no input {name!r}. {_near(name, list(by_name), 'inputs')}"
             raise InputNotFoundError(message, name=name, known=list(by_name))
         declared = by_name[name]
-        checked[name] = value = _convert(name, declared.dtype, given)
+        wanted = _plain_dtype(declared.dtype)
+        # numpy takes None for float64, so ask for it first.
+        if wanted is not None and type(given) is np.ndarray and given.dtype == wanted:
+            value: Any = given  # the common case, quickly
+        else:
+            value = _convert(name, declared.dtype, given)
+        checked[name] = value
         if isinstance(value, np.ndarray) and declared.shape is not None:
             _check_shape(name, declared.shape, value.shape, symbols)
     for value in inputs:
@@ -173,6 +181,12 @@ def describe(value: Value) -> str:
     if value.shape is None or not is_tensor(value.dtype):
         return value.dtype
     return value.dtype + _dims(value.shape)
+
+
+@lru_cache(maxsize=1024)
+def _plain_dtype(dtype: str) -> np.dtype[Any] | None:
+    """The numpy dtype that needs no conversion; None for strings and for what is no tensor."""
+    return numpy_dtype(dtype) if is_tensor(dtype) and dtype != "string" else None
 
 
 def _near(name: Any, known: Sequence[str], what: str) -> str:

@@ -125,8 +125,11 @@ def dtype_of(kind: onnx.TypeProto) -> str:
     return "undefined"
 
 
-def shape_of(kind: onnx.TypeProto) -> Shape:
-    """Dims as int, symbol, or None for unknown; None for unknown rank and for what is not a tensor."""
+def shape_of(kind: onnx.TypeProto, declared: bool = False) -> Shape:
+    """Dims as int, symbol, or None for unknown; None for unknown rank and for what is not a tensor.
+
+    `declared`: a type that the model states, where `unk__7` is a symbol like any other (tf2onnx writes such).
+    """
     if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
         return None
     dims: list[int | str | None] = []
@@ -134,7 +137,9 @@ def shape_of(kind: onnx.TypeProto) -> Shape:
         which = dim.WhichOneof("value")
         if which == "dim_value" and dim.dim_value >= 0:
             dims.append(dim.dim_value)
-        elif which == "dim_param" and dim.dim_param not in ("", "?") and not dim.dim_param.startswith("unk__"):
+        elif which == "dim_param" and dim.dim_param not in ("", "?") and (
+            declared or not dim.dim_param.startswith("unk__")
+        ):
             dims.append(dim.dim_param)
         else:  # exporters write unknown dims as '?' or -1, twice in a shape; inference makes up unk__ ones
             dims.append(None)

@@ -27,8 +27,9 @@ from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
 
 TARGET = 21
 # Operator -> opsets (first, last): GroupNormalization-18 has scale and bias per group, -21 per channel, and the
-# converter only renumbers; Scan-8 has a batch axis, which the converter drops.
-BROKEN = {"GroupNormalization": (18, 20), "Scan": (8, 8)}
+# converter only renumbers; PRelu-6 has one slope per channel, which it does not reshape; Scan-8 has a batch axis, which
+# it drops.
+BROKEN = {"GroupNormalization": (18, 20), "PRelu": (1, 6), "Scan": (8, 8)}
 
 _Which = Callable[[onnx.NodeProto], bool]
 _logger = logging.getLogger(__name__)

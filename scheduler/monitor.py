@@ -123,8 +123,6 @@ class Monitor(threading.Thread):
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._wake = Doorbell()
         self._closing = False
-        self._folder = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
-        self._endpoint = f"ipc://{self._folder}/c"
         self._pidfd = os.pidfd_open(os.getpid())
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -133,7 +131,7 @@ class Monitor(threading.Thread):
         self._router.setsockopt(zmq.SNDHWM, 1000)
         self._router.setsockopt(zmq.RCVHWM, 1000)
         self._router.setsockopt(zmq.SNDTIMEO, 5000)  # a queue that stays full is a worker that hangs
-        self._router.bind(self._endpoint)
+        self._listener = _bound_without_a_name(self._router)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
@@ -187,6 +185,16 @@ class Monitor(threading.Thread):
 
     # On the monitor's thread -------------------------------------------------------------------------------------------
     def run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # a fault of ours: nobody may be left waiting for a monitor that is gone
+            log.critical("the monitor of a fleet failed; its workers are ended", exc_info=True)
+            self._abandon(error)
+            raise
+        finally:
+            self._close()
+
+    def _serve(self) -> None:
         while True:
             for fd, _ in self._poller.poll(self._timeout()):
                 if fd is self._router:
@@ -199,8 +207,21 @@ class Monitor(threading.Thread):
                 self._calls.popleft()()
             self._check_deadlines()
             if self._closing and all(worker.life.state == "dead" for worker in self.workers):
-                break
-        self._close()
+                return
+
+    def _abandon(self, error: BaseException) -> None:
+        """End every worker and tell all who wait for one."""
+        self._closing = True
+        for worker in self.workers:
+            self._kill(worker)
+            if worker.process is not None:
+                worker.process.wait()
+            worker.life.state = "dead"
+            if not worker.ready.done():
+                worker.ready.set_exception(_unavailable(worker, f"its monitor failed: {error!r}"))
+            self._bury(worker, lifecycle.Mourn(-signal.SIGKILL, "SIGKILL", f"the monitor failed: {error!r}"))
+        for fd in list(self._watched):
+            self._unwatch(fd)
 
     def _timeout(self) -> float | None:
         times = [worker.deadline[0] for worker in self.workers if worker.deadline is not None]
@@ -226,7 +247,7 @@ class Monitor(threading.Thread):
         os.set_blocking(writer, True)
         try:
             record = {
-                "endpoint": self._endpoint,
+                "endpoint": f"ipc:///proc/self/fd/{self._listener}",
                 "identity": worker.identity.decode(),
                 "name": worker.name,
                 "kind": worker.kind,
@@ -248,7 +269,7 @@ class Monitor(threading.Thread):
                 stdout=writer,
                 stderr=writer,
                 env=environment(worker),
-                pass_fds=(boot, self._pidfd, worker.bell.fileno(), theirs.fileno()),
+                pass_fds=(boot, self._pidfd, self._listener, worker.bell.fileno(), theirs.fileno()),
                 start_new_session=True,
             )
         except (OSError, ValueError, TypeError) as error:
@@ -397,7 +418,21 @@ class Monitor(threading.Thread):
             worker.bell.close()
         self._wake.close()
         os.close(self._pidfd)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._listener)
+
+
+def _bound_without_a_name(router: zmq.Socket[bytes]) -> int:
+    """Bind an ipc:// endpoint and remove its file; returns a descriptor of it (O_PATH), which workers inherit.
+
+    They connect to `/proc/self/fd/<number>`. So nobody else can reach the socket, and a coordinator that is killed leaves
+    no file behind.
+    """
+    folder = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
+    try:
+        router.bind(f"ipc://{folder}/c")
+        return os.open(f"{folder}/c", os.O_PATH | os.O_CLOEXEC)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def environment(worker: Worker) -> dict[str, str]:
@@ -409,7 +444,7 @@ def environment(worker: Worker) -> dict[str, str]:
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_THREAD_TIMEOUT": "4",  # the default burns 112 ms of CPU after each GEMM
         "OMP_WAIT_POLICY": "passive",
-        
+
     }
     return {**os.environ, **fixed, **worker.spec.env}
 

@@ -138,8 +138,10 @@ class SessionOptions(_Options):
 
     - `optimization`: 'none' (as written), 'basic' (bit-equal inside a unit), 'all' (within tolerance).
     - `strategy`: 'priority', each node to the first provider that claims it; others are not built yet.
-    - `fallback`, `replay`: whether nodes of a failed provider go to the next claimant, and whether a partition that was
-      running when its worker died is replayed. Neither is built yet: a session behaves as if both were False.
+    - `fallback`: nodes that a provider claimed and then cannot compile go to the next claimant, else ClaimBrokenError.
+      After the death of a worker they do not move yet.
+    - `replay`: whether a partition that was running when its worker died is run again. Not built yet: today such a run
+      raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
     - `max_in_flight`: 1 to 64 runs at once; `queue`, `queue_size`: what happens to more than those.

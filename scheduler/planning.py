@@ -315,7 +315,7 @@ def _awaited(problem: _Problem, assignment: _Assignment, position: int) -> Seque
     """The nodes that must have run before this one can: predecessors less constants that its unit replicates."""
     earlier = problem.predecessors[position]
     number = assignment.place[position]
-    if number < 0 or not problem.reads_constants[position]:
+    if number < 0:
         return earlier
     provider = problem.offers[number].provider
     if not problem.providers[provider].merge:
@@ -353,7 +353,8 @@ def _contract(problem: _Problem, assignment: _Assignment) -> _Contracted:
     successors: list[list[int]] = [[] for _ in members]
     for position, vertex in enumerate(vertex_of):
         if vertex >= 0:
-            for earlier in _awaited(problem, assignment, position):
+            reads = problem.reads_constants[position]
+            for earlier in _awaited(problem, assignment, position) if reads else problem.predecessors[position]:
                 if vertex_of[earlier] != vertex:
                     successors[vertex_of[earlier]].append(vertex)
     return _Contracted(members, claim, owner, successors)

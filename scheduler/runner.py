@@ -6,7 +6,6 @@ partition failed or a worker died: it notes that and rings the slots' doorbells.
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from outrider.scheduler.deploy import START, Generation
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.monitor import Worker
+from outrider.scheduler.slots import Slots
 from outrider.shm.board import ENCODED, NONE
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -62,14 +62,11 @@ class Runner:
     """The data plane of a session. `run` may be called from any thread; it takes one of the slots."""
 
     def __init__(self, slot_bells: Sequence[Doorbell]) -> None:
-        self.slots = [Slot(i, bell) for i, bell in enumerate(slot_bells)]
+        self.slots = Slots([Slot(i, bell) for i, bell in enumerate(slot_bells)])
         self.counters = Copies()
         self.generation: Generation | None = None
         self.death: WorkerDiedError | None = None  # of a worker of the present generation
         self.closed = False
-        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        for slot in self.slots:
-            self._free.put(slot)
         self._run = 0
         self._lock = threading.Lock()
         self._failures: dict[int, OutriderError] = {}
@@ -100,24 +97,15 @@ class Runner:
         """Have every blocked caller look at `death` and `closed`."""
         with self._failed:
             self._failed.notify_all()
-        for slot in self.slots:
+        for slot in self.slots.items:
             slot.bell.ring()
 
     # Called by the session -----------------------------------------------------------------------------------------------
-    def take_all(self) -> list[Slot]:
-        """Wait until no run is in flight and take every slot."""
-        return [self._free.get() for _ in self.slots]
-
-    def give_all(self, slots: Sequence[Slot]) -> None:
-        """Give the slots back after `take_all`."""
-        for slot in slots:
-            self._free.put(slot)
-
     def install(self, generation: Generation) -> None:
-        """Use a new generation; the session holds all slots."""
+        """Use a new generation. The session has taken all slots, or has not run yet."""
         self.generation = generation
         self.death = None
-        for slot in self.slots:
+        for slot in self.slots.items:
             slot.inputs.clear()
             slot.pending = 0
 
@@ -127,7 +115,7 @@ class Runner:
         `defaults`: initializers of inputs that were not fed. Raises KernelError, ProviderContractError, OutOfMemoryError,
         WorkerDiedError, SessionClosedError.
         """
-        slot = self._free.get()
+        slot = self.slots.take()
         try:
             self._check()
             if slot.pending:
@@ -135,7 +123,7 @@ class Runner:
                 slot.pending = 0
             return self._run_in(slot, feeds, defaults, wanted)
         finally:
-            self._free.put(slot)
+            self.slots.give(slot)
 
     def _check(self) -> None:
         if self.closed:

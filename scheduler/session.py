@@ -160,14 +160,14 @@ class InferenceSession:
         with self._lock:
             if self._runner.death is None:
                 return
-            slots = self._runner.take_all()
+            self._runner.slots.take_all()
             try:
                 for worker in self._placer.workers:
                     self._fleet.revive(worker)
                 self._blueprint, generation = self._deploy(self._blueprint)
                 self._runner.install(generation)
             finally:
-                self._runner.give_all(slots)
+                self._runner.slots.give_all()
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -182,8 +182,12 @@ class InferenceSession:
 
     # What it is ----------------------------------------------------------------------------------------------------
     def get_inputs(self) -> list[NodeArg]:
-        """The model's inputs, in its order."""
-        return [NodeArg.of(value) for value in self._loaded.inputs]
+        """The model's inputs that must be fed, in its order."""
+        return [NodeArg.of(value) for value in self._loaded.inputs if value.name not in self._loaded.overridable]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """The inputs that have an initializer and may be fed in its place."""
+        return [NodeArg.of(value) for value in self._loaded.inputs if value.name in self._loaded.overridable]
 
     def get_outputs(self) -> list[NodeArg]:
         """The model's outputs as it declares them, in its order."""
@@ -197,9 +201,9 @@ class InferenceSession:
             producer_version=meta.producer_version,
             domain=meta.domain,
             version=meta.model_version,
-            description=meta.doc_string,
+            description=meta.description,
             graph_name=meta.graph_name,
-            custom_metadata_map=dict(meta.metadata_props),
+            custom_metadata_map=dict(meta.custom),
             ir_version=meta.ir_version,
         )
 
@@ -284,8 +288,9 @@ class _Resources:
         if self.own_fleet is not None:
             self.own_fleet.close()
         if self.runner is not None:
-            self.runner.take_all()  # callers have left
+            self.runner.slots.take_all()  # callers have left
             self.runner.generation = None
+            self.runner.slots.give_all()
         for bell in self.bells:
             bell.close()
         if self.loaded is not None:

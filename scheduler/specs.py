@@ -84,7 +84,7 @@ def parse_provider(entry: Any) -> ProviderSpec:
     """
     if isinstance(entry, ProviderSpec):
         return _checked(entry)
-    if isinstance(entry, str):
+    if isinstance(entry, str) and entry.strip():
         return _checked(ProviderSpec(entry))
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], Mapping):
         return _checked(ProviderSpec(entry[0], options=entry[1]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 Edge = tuple[int, int]
+_Group = tuple[int, frozenset[int]]  # position among all groups, members
 
 
 def topological_order(successors: Sequence[Sequence[int]]) -> list[int]:
@@ -77,45 +78,81 @@ def cyclic_groups(edges: Sequence[Edge], groups: Sequence[Sequence[int]]) -> set
     halving the groups answers in O(edges · log groups), where doing as the rule says is quadratic.
     """
     given_up: set[int] = set()
-    work: list[tuple[Sequence[Edge], list[tuple[int, frozenset[int]]]]] = [
-        (edges, [(position, frozenset(members)) for position, members in enumerate(groups)])
-    ]
+    work = [_cyclic_part(edges, [(position, frozenset(members)) for position, members in enumerate(groups)])]
     while work:
-        # Invariant: this graph is acyclic while none of its groups is contracted.
+        # Invariant: this graph is acyclic while none of its groups is contracted, and all of it is cyclic when all are.
         graph, pending = work.pop()
-        if not pending:
+        if len(pending) < 2:
+            given_up.update(position for position, _ in pending)
             continue
-        half = (len(pending) + 1) // 2
-        upper, lower = pending[:half], pending[half:]
-        contracted = {member: min(members) for _, members in upper for member in members}
-
-        def contract(vertex: int, contracted: dict[int, int] = contracted) -> int:
-            return contracted.get(vertex, vertex)
-
-        component = strong_components((contract(source), contract(target)) for source, target in graph)
-        sizes: dict[int, int] = {}
-        for number in component.values():
-            sizes[number] = sizes.get(number, 0) + 1
-        cyclic = {number for number, size in sizes.items() if size > 1}
-        # Vertices without edges have no component; they are on no cycle, and no number below can be theirs.
-        at = {vertex: component.get(contract(vertex), -1 - vertex) for _, group in pending for vertex in group}
-
-        suspects = [(position, members) for position, members in upper if at[next(iter(members))] in cyclic]
-        if len(pending) == 1:
-            given_up.update(position for position, _ in suspects)
-            continue
+        upper, lower = pending[: len(pending) // 2], pending[len(pending) // 2 :]
+        at, contracted, component, cyclic = _contract(graph, upper)
         inside: list[Edge] = []
         between: list[Edge] = []
-        for source, target in graph:
-            source_component, target_component = component[contract(source)], component[contract(target)]
+        for edge, (source, target) in zip(graph, contracted, strict=True):
+            source_component, target_component = component[source], component[target]
             if source_component != target_component:
                 between.append((source_component, target_component))
             elif source_component in cyclic:
-                inside.append((source, target))
-        work.append((inside, suspects))
-        given_up.update(position for position, members in lower if any(at[member] in cyclic for member in members))
-        work.append((between, [(position, frozenset(at[member] for member in members)) for position, members in lower]))
+                inside.append(edge)
+        work.append((inside, [group for group in upper if _lies_in(group, at, component, cyclic)]))
+        # From here on each component is one vertex. Members without edges lie on no cycle and drop out.
+        condensed: list[_Group] = []
+        for position, members in lower:
+            vertices = {at.get(member, member) for member in members}
+            condensed.append((position, frozenset(component[vertex] for vertex in vertices if vertex in component)))
+        given_up.update(position for position, members in condensed if not cyclic.isdisjoint(members))
+        work.append(_cyclic_part(between, condensed))
     return given_up
+
+
+def _contract(
+    graph: Sequence[Edge], groups: Sequence[_Group]
+) -> tuple[dict[int, int], list[Edge], dict[int, int], set[int]]:
+    """Member -> the vertex of its group; the edges then; component of each vertex then; components that are cyclic."""
+    at = _joined(groups)
+    contracted = [(at.get(source, source), at.get(target, target)) for source, target in graph]
+    component = strong_components(contracted)
+    once: set[int] = set()
+    cyclic: set[int] = set()
+    for number in component.values():
+        (cyclic if number in once else once).add(number)
+    return at, contracted, component, cyclic
+
+
+def _joined(groups: Sequence[_Group]) -> dict[int, int]:
+    """Member -> the vertex that stands for its group, and for all groups that share members with it (union-find)."""
+    at: dict[int, int] = {}
+
+    def stands_for(vertex: int) -> int:
+        while at[vertex] != vertex:
+            at[vertex] = at[at[vertex]]
+            vertex = at[vertex]
+        return vertex
+
+    for _, members in groups:
+        first: int | None = None
+        for member in members:
+            vertex = stands_for(member) if member in at else at.setdefault(member, member)
+            if first is None:
+                first = vertex
+            at[vertex] = first
+    return {member: stands_for(member) for member in at}
+
+
+def _cyclic_part(graph: Sequence[Edge], groups: Sequence[_Group]) -> tuple[list[Edge], list[_Group]]:
+    """What lies on a cycle when all groups are contracted."""
+    at, contracted, component, cyclic = _contract(graph, groups)
+    inside = [
+        edge
+        for edge, (source, target) in zip(graph, contracted, strict=True)
+        if component[source] == component[target] and component[source] in cyclic
+    ]
+    return inside, [group for group in groups if _lies_in(group, at, component, cyclic)]
+
+
+def _lies_in(group: _Group, at: dict[int, int], component: dict[int, int], cyclic: set[int]) -> bool:
+    return any(component.get(at[member], -1) in cyclic for member in group[1])
 
 
 def owner_waves(owner: Sequence[int], successors: Sequence[Sequence[int]], order: Sequence[int]) -> list[list[int]]:

@@ -17,6 +17,7 @@ from collections import deque
 from typing import Any
 
 import numpy.typing as npt
+
 from outrider.shm.board import Layout
 from outrider.shm.errors import LayoutError, RangesFullError
 from outrider.shm.ranges import Ranges

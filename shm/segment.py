@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from outrider.shm import memory
 from outrider.shm.errors import LayoutError, OutOfMemoryError
 from outrider.shm.ranges import Intervals

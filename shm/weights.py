@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from outrider.shm import memory
 from outrider.shm.errors import LayoutError, WeightFileChangedError
 from outrider.shm.segment import ALIGN, PAGE, SEALS

@@ -190,8 +190,9 @@ def check(
 ) -> list[Any]:
     """Assert that the kernel agrees with the oracle ('ort', 'reference' or the expected arrays) in both modes.
 
-    `outputs`: a count, or names with '' for unwanted ones. Bound mode: with no input known first; where that is Dynamic,
-    with `consts` known (default: all but the first). `bound=False` says that the node can only be bound in the run.
+    `outputs`: a count, or names with '' for unwanted ones. Bound mode: with no input known first; where that is
+    Dynamic, with `consts` known (default: all but the first). `bound=False` says that the node can only be bound in
+    the run.
     Returns the outputs of the immediate mode.
     """
     inputs = [np.asarray(x) if isinstance(x, np.generic) else x for x in inputs]

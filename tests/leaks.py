@@ -77,6 +77,11 @@ def settled_leaks(before: Snapshot, patience: float) -> list[str]:
     return found
 
 
+def worker_pids() -> list[int]:
+    """Workers that this run has started and that still run, oldest first."""
+    return sorted(pid for pid, command in _processes().items() if "outrider.providers" in command)
+
+
 def _processes() -> dict[int, str]:
     """Children of this process, and whoever else carries the mark of this run in its environment."""
     ours = os.getpid()

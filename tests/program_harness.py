@@ -33,7 +33,7 @@ def graph_of(proto: onnx.ModelProto) -> Iterator[Graph]:
     loaded = load_model(proto)
     try:
         loaded.store.seal()
-        yield Constants(next(iter(loaded.store.segments.values()), -1)).graph(loaded.graph)
+        yield Constants(loaded.store.segments).graph(loaded.graph)
     finally:
         loaded.store.close()
 

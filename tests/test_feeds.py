@@ -219,9 +219,8 @@ def test_what_does_not_fit(dtype, value, kind):
 
 @pytest.mark.parametrize(
     "value",
-    [np.array(["a", "bé"]), np.array(["a", "bé".encode()], object), np.array(["a".encode(), "bé".encode()]), ["a",
-     "bé"],
-     np.array(["a", "bé"], np.dtypes.StringDType()), [b"a", "bé"]],
+    [np.array(["a", "bé"]), np.array(["a", "bé".encode()], object), np.array([b"a", "bé".encode()]),
+     ["a", "bé"], np.array(["a", "bé"], np.dtypes.StringDType()), [b"a", "bé"]],
 )  # fmt: skip
 def test_strings_become_object_arrays_of_str(value):
     got = one("string", value, (2,))

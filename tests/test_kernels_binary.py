@@ -94,13 +94,13 @@ def test_shift(direction: str) -> None:
 
 
 @pytest.mark.parametrize("base", [np.float32, np.float64, np.int32, np.int64])
-@pytest.mark.parametrize("exponent", [np.float32, np.float64, np.int32, np.int64])
-def test_pow(base: type, exponent: type) -> None:
+def test_pow(base: type) -> None:
     x = np.array([[1, 2, 3], [4, 5, 6]], base)
-    check("Pow", [x, np.array([0, 2, 3], exponent)])
-    for one in (1, 2, 3, 0, 7):
-        check("Pow", [x, np.array(one, exponent)])
-    check("Pow", [np.array(3, base), np.array([[0, 1, 2]], exponent)])
+    for exponent in (np.float32, np.float64, np.int32, np.int64):
+        check("Pow", [x, np.array([0, 2, 3], exponent)])
+        for one in (1, 2, 3, 0, 7):
+            check("Pow", [x, np.array(one, exponent)])
+        check("Pow", [np.array(3, base), np.array([[0, 1, 2]], exponent)])
 
 
 def test_pow_of_special_values() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -45,7 +47,12 @@ def test_nan_stays_nan(op: str) -> None:
 
 
 def _one(op: str) -> float:
-    known = {"Sigmoid": 1 / (1 + math.exp(-1)), "Softplus": math.log1p(math.e), "HardSwish": 4 / 6, "Tanh": math.tanh(1)}
+    known = {
+        "Sigmoid": 1 / (1 + math.exp(-1)),
+        "Softplus": math.log1p(math.e),
+        "HardSwish": 4 / 6,
+        "Tanh": math.tanh(1),
+    }
     return known.get(op, 1.0)
 
 
@@ -118,6 +125,12 @@ def test_prelu(shape: tuple[int, ...]) -> None:
     check("PRelu", [X, RNG.normal(size=shape).astype(np.float32)])
 
 
+def test_prelu_before_opset_7_has_one_slope_per_channel() -> None:
+    slope = np.arange(X.shape[1], dtype=np.float32)
+    expected = np.where(X < 0, X * slope.reshape(-1, *(1,) * (X.ndim - 2)), X)
+    check("PRelu", [X, slope], opset=6, oracle=[expected])
+
+
 def test_prelu_slope_must_fit() -> None:
     with pytest.raises(ValueError, match="broadcast"):
         check("PRelu", [X[0, 0], X], oracle=[X])
@@ -151,3 +164,22 @@ def _dropout(x: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
     proto = helper.make_node("Dropout", ["x", "r", "t"], ["y", "m"], seed=3)
     inputs = [x, np.array(ratio, np.float32), np.array(True)]
     return tuple(run_node(plain_node(proto, 21, inputs, ["float32", "bool"]), inputs))
+
+
+def test_bfloat16_without_ml_dtypes_is_refused() -> None:
+    # There the arrays hold raw uint16 bits, and sums of those would be wrong without a sound.
+    program = """
+import sys
+sys.modules["ml_dtypes"] = None
+import outrider.providers.cpu.kernels
+from outrider.providers.cpu.kernels.frame import Unsupported, find
+from outrider.providers.wire.graph import Node, Value
+x = Value("x", "bfloat16", (2,))
+node = Node(0, "node", "Add", "", 21, {}, (x, x), (Value("y", "bfloat16", (2,)),))
+try:
+    find(node).parsed(node)
+except Unsupported as reason:
+    print(reason)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "bfloat16 needs the ml_dtypes package, which is not installed in this worker"

@@ -59,12 +59,13 @@ def test_matmul_of_nothing(left: tuple[int, ...], right: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("right", [0, 1])
-@pytest.mark.parametrize("c", [None, (), (5,), (1, 5), (3, 1), (3, 5)])
-def test_gemm(left: int, right: int, c: tuple[int, ...] | None) -> None:
+def test_gemm(left: int, right: int) -> None:
     a, b = floats(*((4, 3) if left else (3, 4))), floats(*((5, 4) if right else (4, 5)))
-    inputs = [a, b] + ([] if c is None else [floats(*c)])
-    check("Gemm", inputs, transA=left, transB=right, alpha=0.5, beta=2.0, rtol=1e-5, atol=1e-5)
-    check("Gemm", inputs, transA=left, transB=right, rtol=1e-5, atol=1e-5)
+    addends = [None, *(np.asarray(floats(*shape)) for shape in [(), (5,), (1, 5), (3, 1), (3, 5)])]
+    for c in addends:
+        inputs = [a, b] if c is None else [a, b, c]
+        check("Gemm", inputs, transA=left, transB=right, alpha=0.5, beta=2.0, rtol=1e-5, atol=1e-5)
+        check("Gemm", inputs, transA=left, transB=right, rtol=1e-5, atol=1e-5)
 
 
 EQUATIONS = [

@@ -36,7 +36,6 @@ def test_defaults_of_the_public_interface():
         "optimization": "all", "strategy": "priority", "fallback": True, "replay": True, "deadline": None,
         "partition_deadline": None, "start_deadline": 30, "claim_deadline": 60, "load_deadline": 600,
         "max_in_flight": 2, "queue": "block", "queue_size": 64, "pins": {}, "prefer": {}, "fleet": None,
-        "base_dir": None,
         "base_dir": None, "spares": 0, "config": {},
     }  # fmt: skip
     assert defaults(RunOptions) == {"deadline": None, "partition_deadline": None, "cancel": None}

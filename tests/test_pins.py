@@ -5,6 +5,7 @@ import fnmatch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from outrider.scheduler.pins import PinNotFoundError, UnknownProviderError, resolve
 
 pytestmark = pytest.mark.fast

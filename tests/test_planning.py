@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from outrider.scheduler.planning import (
     CALLER,
     ClaimError,
@@ -243,9 +244,11 @@ def give_up_naively(graph, groups):
 
 
 @settings(deadline=None, derandomize=True, max_examples=400)
-@given(st.integers(0, 2**32 - 1), st.integers(2, 24), st.floats(0.02, 0.3))
-def test_giving_up_groups_by_halving_is_the_rule(seed, size, density):
+@given(st.integers(0, 2**32 - 1))
+def test_giving_up_groups_by_halving_is_the_rule(seed):
     rng = random.Random(seed)
+    size = rng.randint(2, rng.choice([8, 100]))
+    density = rng.uniform(0.2, 3) / size
     graph = [(u, v) for v in range(size) for u in range(v) if rng.random() < density]
     rest = rng.sample(range(size), size)
     groups = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from outrider.providers.contract import ClaimBrokenError, KernelError
+from outrider.providers.contract import ClaimBrokenError, Context, KernelError, ProviderUnavailableError
 from outrider.providers.cpu import CpuProvider
 from outrider.providers.cpu.arena import Region, Scratch
 from outrider.providers.cpu.binding import Binding
@@ -105,11 +106,13 @@ def test_reshape_by_an_input_that_changes() -> None:
 def test_omitted_optional_input_and_unwanted_output() -> None:
     proto = model("""agraph (float[4, 6] x) => (float[4, 6] y, float[2, 6] b) <float top = {1}, int64[2] s = {2, 2}> {
         y = Clip(x, , top)  , b = Split<axis = 0>(x, s) }""")
-    check_model(proto, {"x": X})
+    check_model(proto, {"x": X}, [np.minimum(X, 1), X[2:]])  # onnxruntime crashes on the omitted output
 
 
 def test_empty_arrays() -> None:
-    proto = model("agraph (float[N, 6] x) => (float[N, 6] y, float[6, N] z) { a = Relu(x) y = Neg(a) z = Transpose(y) }")
+    proto = model(
+        "agraph (float[N, 6] x) => (float[N, 6] y, float[6, N] z) { a = Relu(x) y = Neg(a) z = Transpose(y) }"
+    )
     check_model(proto, {"x": np.empty((0, 6), np.float32)})
 
 
@@ -139,7 +142,9 @@ def test_memory_of_dead_values_is_used_again() -> None:
 
 
 def test_steady_runs_take_no_memory_and_bind_nothing() -> None:
-    proto = model("agraph (float[N, 6] x) => (float[N, 6] y) { a = Relu(x) b = Transpose(a) c = Neg(b) y = Transpose(c) }")
+    proto = model(
+        "agraph (float[N, 6] x) => (float[N, 6] y) { a = Relu(x) b = Transpose(a) c = Neg(b) y = Transpose(c) }"
+    )
     with compiled(proto) as (provider, program, unit):
         bound = Bound(program, unit, {"x": X})
         bound.run()
@@ -323,7 +328,7 @@ def forgets(b: Bind, _: None) -> None:
 
 def _custom(op: str, before: str = "Relu") -> onnx.ModelProto:
     return model(
-        f'agraph (float[4, 6] x) => (float[4, 6] y) {{ [relu] a = {before}(x) [bad] y = test.program.{op}(a) }}',
+        f"agraph (float[4, 6] x) => (float[4, 6] y) {{ [relu] a = {before}(x) [bad] y = test.program.{op}(a) }}",
         **{"test.program": 1},
     )
 
@@ -336,8 +341,8 @@ def test_kernel_error_tells_the_story_and_the_next_run_works(before: str) -> Non
             with pytest.raises(KernelError) as caught:
                 bound.run()
         error = caught.value
-        assert (error.provider, error.node, error.op, error.opset) == ("cpu", "bad", "test.program::Explode", 1)
-        assert error.inputs == [("a", "float32", (4, 6))]
+        assert (error.node, error.op, error.opset) == ("bad", "test.program::Explode", 1)
+        assert error.inputs == [{"name": "a", "dtype": "float32", "shape": [4, 6]}]
         assert error.cause == "ArithmeticError: out of luck"
         assert "_explode" in error.remote_traceback
         assert "bad" in str(error)
@@ -350,7 +355,7 @@ def test_error_while_binding_names_the_node() -> None:
         with pytest.raises(KernelError) as caught:
             Bound(program, unit, {"x": np.ones(3, np.float32), "z": np.ones(2, np.float32)})
         assert caught.value.node == "add"
-        assert caught.value.inputs == [("a", "float32", (3,)), ("z", "float32", (2,))]
+        assert [(one["name"], one["shape"]) for one in caught.value.inputs] == [("a", [3]), ("z", [2])]
         good = {"x": np.ones(3, np.float32), "z": np.ones(3, np.float32)}
         assert Bound(program, unit, good).run()[0].tolist() == [0, 0, 0]
 
@@ -375,3 +380,8 @@ def test_unit_that_reads_the_undefined_is_refused() -> None:
         broken = type(unit)(unit.nodes[1:], unit.inputs, unit.outputs, unit.constants)
         with pytest.raises(ClaimBrokenError, match="'a'"):
             provider.compile(broken)
+
+
+def test_options_are_refused() -> None:
+    with pytest.raises(ProviderUnavailableError, match="no option speed"):
+        CpuProvider().setup(Context({"speed": 1}, 0, 1, logging.getLogger()))

@@ -7,6 +7,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from outrider.shm.board import (
     ENCODED,
     LAYOUTS_PER_EDGE,

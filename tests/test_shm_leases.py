@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from outrider.shm.board import TENSOR, Layout
 from outrider.shm.errors import LayoutError, OutOfMemoryError
 from outrider.shm.leases import Leases, PoolWriter

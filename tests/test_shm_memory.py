@@ -3,6 +3,7 @@
 import os
 
 import pytest
+
 from outrider.shm import memory
 from outrider.shm.errors import OutOfMemoryError
 

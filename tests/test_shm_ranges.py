@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from outrider.shm.errors import RangesFullError
 from outrider.shm.ranges import Intervals, Ranges
 

@@ -8,6 +8,7 @@ import tempfile
 
 import numpy as np
 import pytest
+
 from outrider.shm import memory, segment
 from outrider.shm.errors import LayoutError, OutOfMemoryError
 from outrider.shm.segment import PAGE, SEGMENT_BYTES, Segment, create_segment, page_up, read_only

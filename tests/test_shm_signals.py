@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+
 from outrider.shm.descriptors import PER_MESSAGE, DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError, DescriptorError
@@ -53,40 +54,55 @@ def test_closing_twice_is_fine_and_leaves_nothing():
 
 
 @pytest.mark.parametrize("timeout", [None, LONG])
-def test_a_handled_signal_does_not_end_the_wait(timeout):
-    """The first signal only counts; the second rings, so the wait can end in no other way."""
-    bell, seen = Doorbell(), []
+def test_handled_signals_do_not_end_the_wait(timeout):
+    """A thread sends signals until 50 were handled; the handler of the 50th rings."""
+    bell, seen, handled = Doorbell(), [], threading.Semaphore(0)
+    waiter = threading.get_ident()
 
     def handle(number, frame):
         seen.append(number)
-        if len(seen) == 1:
-            threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start()
-        else:
+        if len(seen) == 50:
             bell.ring()
+        handled.release()
+
+    def send():
+        # Not one for one: a signal just before the system call is handled only after the next one.
+        while len(seen) < 50:
+            signal.pthread_kill(waiter, signal.SIGUSR1)
+            handled.acquire(timeout=0.001)
 
     previous = signal.signal(signal.SIGUSR1, handle)
+    sender = threading.Thread(target=send, daemon=True)
     try:
-        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1)).start()
+        sender.start()
         assert bell.wait(timeout) is True
+        sender.join()
     finally:
+        seen.extend([0] * 50)
+        sender.join()
         signal.signal(signal.SIGUSR1, previous)
-    assert len(seen) == 2
     bell.close()
+
+
+INTERRUPT = """
+import os, signal, sys
+sys.stdin.read()
+os.kill(int(sys.argv[1]), signal.SIGINT)
+"""
 
 
 def test_keyboard_interrupt_passes():
     bell = Doorbell()
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    go = threading.Event()
-    sender = threading.Thread(target=lambda: go.wait() and os.kill(os.getpid(), signal.SIGINT))
-    sender.start()
+    sender = subprocess.Popen([sys.executable, "-c", INTERRUPT, str(os.getpid())], stdin=subprocess.PIPE)
+    assert sender.stdin is not None
     try:
         with pytest.raises(KeyboardInterrupt):
-            go.set()
-            bell.wait()
+            sender.stdin.close()
+            bell.wait(LONG)
     finally:
+        sender.wait()
         signal.signal(signal.SIGINT, previous)
-    sender.join()
     bell.close()
 
 

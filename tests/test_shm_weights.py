@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from outrider.shm import memory
 from outrider.shm.errors import LayoutError, OutOfMemoryError, WeightFileChangedError
 from outrider.shm.segment import read_only
@@ -48,8 +49,10 @@ def test_arrays_of_any_dtype_order_and_rank():
         again = np.frombuffer(weights.segment_view(fd, *place), array.dtype).reshape(array.shape)
         assert (again == array).all() and again.dtype == array.dtype and not again.flags.writeable
     os.close(fd)
+    refusing = WeightWriter("weights")
     with pytest.raises(TypeError, match="labels"):
-        WeightWriter("weights").append(np.array(["a"], object), "labels")
+        refusing.append(np.array(["a"], object), "labels")
+    refusing.close()
 
 
 def test_a_large_weight_is_written_whole_and_never_copied_in_reading():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.wire.dtypes import numpy_dtype
-from outrider.scheduler.errors import InputNotFoundError, InvalidOptionError, OutriderError
+from outrider.scheduler.errors import InvalidOptionError, OutriderError
 from outrider.scheduler.feeds import NodeArg, split_type
 
 
@@ -25,21 +25,17 @@ class DataFileError(OutriderError, ValueError):
 def make_inputs(signature: Sequence[NodeArg], seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, Any]:
     """A value for each input: standard normals, integers and booleans 0 or 1, strings 'a' or 'b'.
 
-    Dimensions that are not fixed are 1, or what `dims` says for their symbol. Sequences get one item, maps and optionals
-    are empty. The same seed and signature give the same values. Raises InvalidOptionError for a symbol in `dims` that no
-    input has.
+    Dimensions that are not fixed are 1, or what `dims` says for their symbol. Sequences get one item, maps and
+    optionals are empty. The same seed and signature give the same values. Raises InvalidOptionError for a symbol in
+    `dims` that no input has.
     """
     dims = dims or {}
     symbols = {dim for arg in signature for dim in arg.shape if isinstance(dim, str)}
     for name in dims:
         if name not in symbols:
             known = ", ".join(sorted(symbols)) or "none"
-            raise InvalidOptionError(
-                f"--dim {name}={dims[name]}: no input has the free dimension {name!r}. The free dimensions are: {known}.",
-                name="dim",
-                value=name,
-                expected=known,
-            )
+            message = f"--dim {name}={dims[name]}: no input has the free dimension {name!r}. Free are: {known}."
+            raise InvalidOptionError(message, name="dim", value=name, expected=known)
     random = np.random.default_rng(seed)
     made = {}
     for arg in signature:
@@ -67,29 +63,25 @@ def _value(dtype: str, shape: tuple[int, ...], random: np.random.Generator) -> A
     return np.asarray(real).astype(wanted)
 
 
-def read_inputs(signature: Sequence[NodeArg], files: Iterable[str], feed: str | None) -> dict[str, Any]:
-    """The feed from `name=file.npy` texts, or from one .npz whose keys are input names.
+def read_inputs(texts: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of `name=file.npy` texts.
 
-    Raises DataFileError, InvalidOptionError for a text without '=', InputNotFoundError for a name given twice.
+    Raises DataFileError, and InvalidOptionError for a text without '=' and for a name given twice.
     """
-    if feed is not None:
-        loaded = read_npz(feed)
-    else:
-        loaded = {}
-        for text in files:
-            name, equals, path = text.rpartition("=")
-            if not equals or not name:
-                message = f"--input {text}: expected name=file.npy."
-                raise InvalidOptionError(message, name="input", value=text, expected="name=file.npy")
-            if name in loaded:
-                raise InputNotFoundError(f"--input {name} was given twice.", name=name, known=[])
-            loaded[name] = read_npy(path)
-    dtypes = {arg.name: arg.dtype for arg in signature}
-    return {name: restore(array, dtypes.get(name, "")) for name, array in loaded.items()}
+    loaded: dict[str, np.ndarray[Any, Any]] = {}
+    for text in texts:
+        name, equals, path = text.rpartition("=")
+        if not equals or not name or name in loaded:
+            expected = "each name once" if name in loaded else "name=file.npy"
+            raise InvalidOptionError(
+                f"--input {text}: expected {expected}.", name="input", value=text, expected=expected
+            )
+        loaded[name] = read_npy(path)
+    return loaded
 
 
 def restore(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """An array from a file, with the dtype that numpy's format cannot name (bfloat16, float8, int4 come back as raw bytes)."""
+    """An array from a file as `dtype`; numpy's format has no bfloat16, float8 or int4 and stores raw bytes."""
     if array.dtype.kind == "V" and array.dtype.names is None and split_type(dtype)[0] == "tensor" and dtype:
         wanted = numpy_dtype(dtype)
         if wanted.itemsize == array.dtype.itemsize:
@@ -145,7 +137,7 @@ def write_npz(path: str, values: Mapping[str, Any]) -> None:
     try:
         handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
-        raise DataFileError(f"cannot write {path}: {error}", path=path, reason=str(error)) from error
+        raise _unwritable(path, error) from error
     try:
         with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
             for name, value in values.items():
@@ -159,8 +151,21 @@ def write_npz(path: str, values: Mapping[str, Any]) -> None:
     except BaseException as error:
         os.unlink(partial)
         if isinstance(error, OSError):
-            raise DataFileError(f"cannot write {path}: {error}", path=path, reason=str(error)) from error
+            raise _unwritable(path, error) from error
         raise
+
+
+def _unwritable(path: str, error: OSError) -> DataFileError:
+    reason = error.strerror or str(error)
+    return DataFileError(f"cannot write {path}: {reason}.", path=path, reason=reason)
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a text file. Raises DataFileError."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def _storable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -49,7 +49,9 @@ def parse_pairs(option: str, texts: list[str]) -> dict[str, str]:
     for text in texts:
         left, equals, right = text.rpartition("=")
         if not equals or not left or not right:
-            raise InvalidOptionError(f"{option} {text}: expected name=value.", name=option, value=text, expected="name=value")
+            raise InvalidOptionError(
+                f"{option} {text}: expected name=value.", name=option, value=text, expected="name=value"
+            )
         pairs[left] = right
     return pairs
 

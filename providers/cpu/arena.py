@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from outrider.shm import memory
-from outrider.shm.errors import OutOfMemoryError
-from outrider.shm.ranges import Ranges, RangesFullError
+from outrider.shm.errors import OutOfMemoryError, RangesFullError
+from outrider.shm.ranges import Ranges
 from outrider.shm.segment import SEGMENT_BYTES, Segment, create_segment
 
 ALIGN = 64

@@ -20,11 +20,11 @@ import numpy as np
 from outrider.providers.contract import Place
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
-from outrider.providers.cpu.failures import fail
 from outrider.providers.cpu.items import KNOWN, LATE, LATE_ITEM, Item, Root, plain
 from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, immediate
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype, onnx_name
+from outrider.providers.wire.failures import fail
 
 _FOREVER = 1 << 60
 
@@ -34,8 +34,8 @@ class LateOp(Protocol):
 
     op: Op
 
-    def __call__(self, env: dict[int, Any]) -> None:
-        """Read what is late from `env`, put the outputs there."""
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
+        """Read what is late from `env`, put the outputs there. `binding` is the one it belongs to."""
 
 
 class Binding:
@@ -61,7 +61,7 @@ class Binding:
         self._items = dict(items)
         self._uses: Counter[int] = Counter(block.uses)
         self._steps: list[Callable[[], Any]] = []
-        self._owners: list[Op] = []
+        self._owners: list[Op | None] = []
         self._place = place
         self.placed: dict[int, np.ndarray] = {}
         self._targets: dict[int, int] = {}
@@ -73,9 +73,11 @@ class Binding:
             self._walk(block)
             if place is not None:
                 self._deliver(place)
+        self._place = None  # it may lead back to whoever holds this binding
         self.steps = tuple(self._steps)
         self._releases = self._last_readers()
         region.scratch.ensure(region.high, "the scratch memory of a program")
+        code.high = max(code.high, region.high)
         self.results = tuple(LATE_ITEM if n == ABSENT else self.item(n) for n in block.results)
 
     # Items -----------------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ class Binding:
                 return
             except Exception as cause:
                 bind.discard()
-                fail(op, bind.inputs, cause)
+                fail((op.origin,), op.step.inputs, bind.inputs, cause)
             if final:
                 bind.commit()
             else:
@@ -198,8 +200,8 @@ class Binding:
                 self._items[number] = LATE_ITEM
         self.late.append(late)
 
-    def record(self, op: Op, step: Callable[[], Any]) -> None:
-        """Append a call to the straight line."""
+    def record(self, op: Op | None, step: Callable[[], Any]) -> None:
+        """Append a call to the straight line; `op` is the one to name when it fails."""
         self._steps.append(step)
         self._owners.append(op)
 
@@ -240,9 +242,7 @@ class Binding:
                 continue
             source = item.value
             target = self.place(i, self.code.outputs[i].dtype, source.shape, source.dtype)
-            owner = next((op for op in self.block.ops if number in op.outputs), None)
-            self._steps.append(partial(np.copyto, target, source))
-            self._owners.append(owner if owner is not None else self.block.ops[-1])
+            self.record(None, partial(np.copyto, target, source))
 
     def _last_readers(self) -> list[tuple[int, ...]]:
         """Per late op, the late values that nobody reads after it."""
@@ -258,19 +258,24 @@ class Binding:
     def run(self, env: dict[int, Any]) -> None:
         """Run once. Raises KernelError naming the node that failed, or an Outrider error that one raised."""
         with np.errstate(all="ignore"):
-            steps = iter(self.steps)
-            try:
-                for step in steps:
-                    step()
-            except Exception as cause:
-                at = len(self.steps) - operator.length_hint(steps) - 1
-                op = self._owners[at]
-                inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
-                fail(op, inputs, cause)
-            for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
-                late(env)
-                for number in dead:
-                    env.pop(number, None)
+            self.run_inside(env)
+
+    def run_inside(self, env: dict[int, Any]) -> None:
+        """`run` inside that of the program around it: numpy's floating-point warnings are off already."""
+        steps = iter(self.steps)
+        try:
+            for step in steps:
+                step()
+        except Exception as cause:
+            op = self._owners[len(self.steps) - operator.length_hint(steps) - 1]
+            if op is None:
+                raise
+            inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
+            fail((op.origin,), op.step.inputs, inputs, cause)
+        for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
+            late(env, self)
+            for number in dead:
+                env.pop(number, None)
 
 
 class _LateKernel:
@@ -278,15 +283,14 @@ class _LateKernel:
 
     def __init__(self, op: Op, binding: Binding) -> None:
         self.op = op
-        self.binding = binding
         self.sources = [None if number == ABSENT else binding.keep(number) for number in op.inputs]
 
-    def __call__(self, env: dict[int, Any]) -> None:
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         inputs = [
             None if item is None else env[number] if item.state == LATE else item.value
             for item, number in zip(self.sources, self.op.inputs)  # noqa: B905 (made together)
         ]
-        for number, result in zip(self.op.outputs, immediate(self.op, inputs, self.binding)):  # noqa: B905
+        for number, result in zip(self.op.outputs, immediate(self.op, inputs, binding)):  # noqa: B905
             if number != ABSENT:
                 env[number] = result
 
@@ -299,7 +303,7 @@ class _Alias:
         self.inner = inner
         self.outer = outer
 
-    def __call__(self, env: dict[int, Any]) -> None:
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         env[self.outer] = env[self.inner]
 
 

@@ -70,6 +70,7 @@ class Code:
         self.ops: list[Op] = []
         self.folded: dict[Op, list[Any]] = {}
         self.packed: dict[tuple[Op, str, int], Any] = {}
+        self.high = 0  # bytes of scratch memory that its bindings need, bodies included
         self._constants: dict[int, tuple[Mapping[str, Any], str]] = {}
         self._outer = constants
         scope: dict[str, int] = {}

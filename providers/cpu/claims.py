@@ -15,7 +15,7 @@ from outrider.providers.cpu.kernels.frame import KERNELS, Kernel, Unsupported, f
 from outrider.providers.wire.graph import Graph
 
 # Operators that the executor runs, with the lowest opset whose form it knows.
-CONTROL = {"If": 1, "Loop": 1, "Scan": 9, "SequenceMap": 17}
+CONTROL = {"If": 1, "Loop": 1, "Scan": 8, "SequenceMap": 17}
 
 
 @dataclass(frozen=True)

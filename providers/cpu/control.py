@@ -18,9 +18,9 @@ from outrider.providers.contract import Value
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.binding import Binding, LateOp
 from outrider.providers.cpu.blocks import ABSENT, Block, Op
-from outrider.providers.cpu.failures import fail
-from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
+from outrider.providers.cpu.items import FIXED, LATE, LATE_ITEM, Item
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
+from outrider.providers.wire.failures import fail
 
 BINDINGS = 16  # per body and binding of the program around it
 
@@ -30,7 +30,7 @@ def branch_of(op: Op, condition: Any) -> Block:
     try:
         return op.bodies["then_branch" if _truth(condition, "the condition") else "else_branch"]
     except Exception as cause:
-        fail(op, [condition], cause)
+        fail((op.origin,), op.step.inputs, [condition], cause)
 
 
 def late_control(op: Op, parent: Binding) -> LateOp:
@@ -38,42 +38,69 @@ def late_control(op: Op, parent: Binding) -> LateOp:
     return _KINDS[op.step.op_type](op, parent)
 
 
+class _Bound:
+    """A body bound to one signature. `staging`: where each argument is copied to, None for one that stays a value."""
+
+    def __init__(self, binding: Binding, numbers: Sequence[int], staging: list[np.ndarray | None]) -> None:
+        self.binding = binding
+        self._arguments = tuple(zip(numbers, staging, strict=True))
+        scratch = binding.region.scratch
+        self._results = tuple(
+            (
+                number if item.state == LATE else ABSENT,
+                item.value,
+                isinstance(item.value, np.ndarray) and scratch.contains(item.value),
+            )
+            for number, item in zip(binding.block.results, binding.results, strict=True)
+        )
+
+    def call(self, given: Sequence[Any]) -> list[Any]:
+        """Copy in, run, copy out."""
+        env: dict[int, Any] = {}
+        for (number, stage), item in zip(self._arguments, given):  # noqa: B905 (made together)
+            if stage is None:
+                env[number] = item
+            else:
+                np.copyto(stage, item)
+        self.binding.run_inside(env)
+        return [
+            value.copy() if copied else value if number == ABSENT else self._own(env[number])
+            for number, value, copied in self._results
+        ]
+
+    def _own(self, value: Any) -> Any:
+        """The value, copied where it lies in memory that a later call may overwrite."""
+        if isinstance(value, np.ndarray):
+            return value.copy() if self.binding.region.scratch.contains(value) else value
+        if isinstance(value, list):
+            return [self._own(item) for item in value]
+        return value
+
+
 class Body:
     """One body inside one binding of the program around it."""
 
     def __init__(self, block: Block, parent: Binding) -> None:
         self.block = block
-        self.parent = parent
+        self._code, self._outer, self._threads = parent.code, parent.region, parent.threads
         captures = {number: parent.keep(number) for number in block.free}
         self.late = tuple(number for number, item in captures.items() if item.state == LATE)
         self._fixed = {number: item for number, item in captures.items() if item.state != LATE}
-        self._bound: OrderedDict[tuple[Any, ...], tuple[Binding, list[np.ndarray | None]]] = OrderedDict()
+        self._bound: OrderedDict[tuple[Any, ...], _Bound] = OrderedDict()
+        self._numbers = (*block.formals, *self.late)
         self._misses = 0
 
     def call(self, formals: Sequence[Any], env: dict[int, Any]) -> list[Any]:
         """Run the body; `env` is that of the program around it. The results are the caller's to keep."""
-        numbers = self._numbers
         given = [*formals, *[env[number] for number in self.late]]
-        binding, staging = self._binding(given)
-        inner: dict[int, Any] = {}
-        for number, stage, item in zip(numbers, staging, given):  # noqa: B905 (made together)
-            if stage is None:
-                inner[number] = item
-            else:
-                np.copyto(stage, item)
-        binding.run(inner)
-        return [
-            item.value if item.state == KNOWN else self._own(inner[number] if item.state == LATE else item.value)
-            for number, item in zip(self.block.results, binding.results)  # noqa: B905 (made together)
-        ]
+        return self._bind(given).call(given)
 
     def expected(self, i: int, formals: Sequence[Any], env: dict[int, Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """(dtype, shape) of result `i` for these formals, without running: as bound, else as the graph declares it.
 
         Dimensions that the graph leaves open count as 0, as in onnxruntime. Raises ValueError when the rank is unknown.
         """
-        binding, _ = self._binding([*formals, *[env[number] for number in self.late]])
-        item = binding.results[i]
+        item = self._bind([*formals, *[env[number] for number in self.late]]).binding.results[i]
         if item.state != LATE and isinstance(item.value, np.ndarray):
             return item.value.dtype, item.value.shape
         value: Value = self.block.declared[i]
@@ -81,12 +108,8 @@ class Body:
             raise ValueError(f"without an iteration the shape of {value.name!r} is unknown: declare it in the body")
         return numpy_dtype(value.dtype), tuple(dim if isinstance(dim, int) else 0 for dim in value.shape)
 
-    @property
-    def _numbers(self) -> tuple[int, ...]:
-        return (*self.block.formals, *self.late)
-
-    def _binding(self, given: Sequence[Any]) -> tuple[Binding, list[np.ndarray | None]]:
-        key: tuple[Any, ...] = tuple((x.dtype, x.shape) if _stageable(x) else None for x in given)
+    def _bind(self, given: Sequence[Any]) -> _Bound:
+        key: tuple[Any, ...] = tuple((x.dtype.num, x.shape) if _stageable(x) else None for x in given)
         found = self._bound.get(key)
         if found is not None:
             self._bound.move_to_end(key)
@@ -97,29 +120,21 @@ class Body:
             found = self._bound.get(key)
             if found is not None:
                 return found
-        region = Region(self.parent.region.scratch, self.parent.region.high)
+        region = Region(self._outer.scratch, self._outer.high)
         items = dict(self._fixed)
         staging: list[np.ndarray | None] = []
         for number, item, kind in zip(self._numbers, given, key):  # noqa: B905 (made together)
             stage = None
             if kind is not None:
-                name = f"{self.block.name}: {self.parent.code.names[number]}"
+                name = f"{self.block.name}: {self._code.names[number]}"
                 stage = region.allocate(name, item.shape, item.dtype)[0] if item.size else np.empty_like(item)
             staging.append(stage)
             items[number] = LATE_ITEM if stage is None else Item(FIXED, stage)
-        binding = Binding(self.parent.code, self.block, region, items, threads=self.parent.threads)
-        self._bound[key] = found = (binding, staging)
+        binding = Binding(self._code, self.block, region, items, threads=self._threads)
+        self._bound[key] = found = _Bound(binding, self._numbers, staging)
         if len(self._bound) > BINDINGS:
             self._bound.popitem(last=False)
         return found
-
-    def _own(self, value: Any) -> Any:
-        """The value, copied where it lies in memory that a later call may overwrite."""
-        if isinstance(value, np.ndarray):
-            return value.copy() if self.parent.region.scratch.contains(value) else value
-        if isinstance(value, list):
-            return [self._own(item) for item in value]
-        return value
 
 
 class _Control:
@@ -130,7 +145,7 @@ class _Control:
         self.bodies = {key: Body(block, parent) for key, block in op.bodies.items()}
         self._sources = [None if number == ABSENT else parent.keep(number) for number in op.inputs]
 
-    def __call__(self, env: dict[int, Any]) -> None:
+    def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         inputs = [
             None if item is None else env[number] if item.state == LATE else item.value
             for item, number in zip(self._sources, self.op.inputs)  # noqa: B905 (made together)
@@ -140,7 +155,7 @@ class _Control:
             if len(results) < len(self.op.outputs):
                 raise ValueError(f"{len(results)} results for {len(self.op.outputs)} outputs")
         except Exception as cause:
-            fail(self.op, inputs, cause)
+            fail((self.op.origin,), self.op.step.inputs, inputs, cause)
         for number, result in zip(self.op.outputs, results):  # noqa: B905 (checked)
             if number != ABSENT:
                 env[number] = result
@@ -190,9 +205,24 @@ class _Loop(_Control):
 
 
 class _Scan(_Control):
-    """Scan-9 to -25. Inputs: states, then scan inputs, sliced along their axes; outputs: states, then stacked scans."""
+    """Scan-8 to -25. Inputs: states, then scan inputs, sliced along their axes; outputs: states, then stacked scans.
+
+    Scan-8 has a leading batch axis everywhere, and before the states the lengths of the sequences, if they differ.
+    """
 
     def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
+        if self.op.step.opset >= 9:
+            return self._scan(inputs, env)
+        lengths, *rest = inputs
+        sequences = rest[len(rest) - self.op.step.attributes["num_scan_inputs"] :]
+        states = rest[: len(rest) - len(sequences)]
+        batches = []
+        for at in range(len(sequences[0])):
+            stop = None if lengths is None else int(lengths[at])
+            batches.append(self._scan([*(s[at] for s in states), *(x[at][:stop] for x in sequences)], env))
+        return [_padded(items) for items in zip(*batches, strict=True)]
+
+    def _scan(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
         body = self.bodies["body"]
         attributes = self.op.step.attributes
         sliced = attributes["num_scan_inputs"]
@@ -200,7 +230,8 @@ class _Scan(_Control):
         count = len(states)
         scans = _Stacks(len(body.block.results) - count)
         axes = _list(attributes, "scan_input_axes", sliced)
-        backward = _directions(attributes, "scan_input_directions", sliced)
+        directions = "scan_input_directions" if self.op.step.opset >= 9 else "directions"
+        backward = _directions(attributes, directions, sliced)
         out_axes = _list(attributes, "scan_output_axes", scans.count)
         out_backward = _directions(attributes, "scan_output_directions", scans.count)
         moved = []
@@ -277,6 +308,17 @@ class _Stacks:
     def stacked(self, i: int) -> np.ndarray:
         """Elements of scan output `i` along a new first axis."""
         return np.stack(self._items[i])
+
+
+def _padded(items: Sequence[np.ndarray]) -> np.ndarray:
+    """The items along a new first axis, shorter ones filled up with zeros at the end of their first axis."""
+    if items[0].ndim == 0:
+        return np.stack(items)
+    longest = max(items, key=lambda item: item.shape[:1])
+    result = np.zeros((len(items), *longest.shape), longest.dtype)
+    for place, item in zip(result, items, strict=True):
+        place[: len(item)] = item
+    return result
 
 
 def _stageable(item: Any) -> bool:

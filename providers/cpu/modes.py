@@ -10,9 +10,9 @@ import numpy as np
 
 from outrider.providers.cpu.arena import LARGE, address
 from outrider.providers.cpu.blocks import ABSENT, Code, Op
-from outrider.providers.cpu.failures import fail
 from outrider.providers.cpu.items import FIXED, KNOWN, Item, Root
 from outrider.providers.cpu.kernels.frame import Bind, Dynamic
+from outrider.providers.wire.failures import fail
 from outrider.shm import memory
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class BoundMode(Bind):
         self.steps: list[Callable[[], Any]] = []
         self.made: dict[int, Item] = {}
         self.reused: set[Root] = set()
+        self._high = binding.region.high
 
     def const(self, i: int) -> np.ndarray:
         item = self.items[i]
@@ -117,7 +118,9 @@ class BoundMode(Bind):
             if number == ABSENT:
                 continue
             if i not in self.made:
-                fail(self.op, self.inputs, RuntimeError(f"the kernel made no output {i}"))
+                fail(
+                    (self.op.origin,), self.op.step.inputs, self.inputs, RuntimeError(f"the kernel made no output {i}")
+                )
             self.binding.set(number, self.made[i])
         self.binding.release_inputs(self.op)
         for root in self.roots:
@@ -128,6 +131,7 @@ class BoundMode(Bind):
         for root in self.roots:
             self.binding.region.free(root.offset)
         self.roots.clear()
+        self.binding.region.high = self._high
 
     def _allocate(self, name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> tuple[np.ndarray, Root | None]:
         if 0 in shape:
@@ -182,7 +186,7 @@ def immediate(op: Op, inputs: Sequence[Any], binding: Binding) -> list[Any]:
     try:
         op.kernel.bind(bind, op.parsed)
     except Exception as cause:
-        fail(op, inputs, cause)
+        fail((op.origin,), op.step.inputs, inputs, cause)
     return [np.asarray(result) if isinstance(result, np.generic) else result for result in bind.results]
 
 

@@ -21,7 +21,6 @@ class CpuProgram(Program):
         self.code = Code((*unit.constant_nodes, *unit.nodes), unit.inputs, unit.outputs, unit.constants)
         self.bound = 0
         self.unbound_nodes = 0
-        self.high = 0
         self._scratch = scratch
         self._threads = threads
 
@@ -30,6 +29,11 @@ class CpuProgram(Program):
         """Names of the nodes that the stop-gap serves, bodies included."""
         return self.code.reference_nodes
 
+    @property
+    def high(self) -> int:
+        """Bytes of scratch memory that the bindings made so far need."""
+        return self.code.high
+
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         """See `Program.bind`. Values returned instead of placed are valid until the next run of this worker."""
         block = self.code.top
@@ -37,7 +41,6 @@ class CpuProgram(Program):
         binding = Binding(self.code, block, Region(self._scratch), items, place, self._threads)
         self.bound += 1
         self.unbound_nodes = len({late.op.origin.name for late in binding.late})
-        self.high = max(self.high, binding.region.high)
         if not binding.late and len(binding.placed) == len(block.results):
             return _Straight(binding)
         return _Mixed(binding)

@@ -64,7 +64,7 @@ def _known(domain: str, op_type: str, opset: int) -> None:
     import onnx.defs
 
     try:
-        schema = onnx.defs.get_schema(op_type, opset, domain)
+        schema: Any = onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
         raise Unsupported(f"ONNX has no operator {domain or 'ai.onnx'}::{op_type} at opset {opset}") from None
     if schema.deprecated:
@@ -159,8 +159,9 @@ def _attribute(step: Node, key: str, item: Any) -> Any:
     if isinstance(item, (list, tuple)) and item and isinstance(item[0], np.ndarray):
         return helper.make_attribute(key, [_tensor(one) for one in item])
     if isinstance(item, (list, tuple)) and not item:
-        schema = onnx.defs.get_schema(step.op_type, step.opset, step.domain)
-        return onnx.AttributeProto(name=key, type=int(schema.attributes[key].type))
+        schema: Any = onnx.defs.get_schema(step.op_type, step.opset, step.domain)
+        kind: Any = int(schema.attributes[key].type)
+        return onnx.AttributeProto(name=key, type=kind)
     return helper.make_attribute(key, list(item) if isinstance(item, tuple) else item)
 
 
@@ -168,7 +169,8 @@ def _tensor(array: np.ndarray) -> Any:
     from onnx import helper, numpy_helper
 
     if array.dtype.hasobject:
-        return helper.make_tensor("", NUMBER["string"], array.shape, [str(one).encode() for one in array.ravel()])
+        texts: list[Any] = [str(one).encode() for one in array.ravel()]
+        return helper.make_tensor("", NUMBER["string"], array.shape, texts)
     return numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape))
 
 

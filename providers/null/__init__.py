@@ -1,7 +1,7 @@
 """The null provider: takes every node whose output shapes follow from the signature, and computes nothing.
 
-It publishes the places of its outputs unwritten, through the same data plane as any provider: what a run costs with it is
-the cost of the transport.
+It publishes the places of its outputs unwritten, through the same data plane as any provider: what a run costs with it
+is the cost of the transport.
 """
 
 from __future__ import annotations

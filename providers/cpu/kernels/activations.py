@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider.providers.cpu.kernels.elementwise import erf_steps
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import convert, is_half, maximum, minimum, widened
+from outrider.providers.cpu.kernels.support import clamp, convert, is_half, maximum, widened
 from outrider.providers.wire.dtypes import FLOATS, NUMBERS
 from outrider.providers.wire.graph import Node
 
@@ -50,7 +50,7 @@ def _floats(**defaults: float) -> Callable[[Node], tuple[float, ...]]:
 def relu(b: Bind, p: None) -> None:
     """max(x, 0); NaN stays NaN."""
     x = b.array(0)
-    b.step(maximum, x, x.dtype.type(0), b.reuse(0, 0))
+    clamp(b, x, b.reuse(0, 0), x.dtype.type(0))
 
 
 @_activation("LeakyRelu", _floats(alpha=0.01))
@@ -62,9 +62,9 @@ def leaky_relu(b: Bind, x: np.ndarray, y: np.ndarray, p: tuple[float]) -> None:
         b.step(maximum, x, scaled, y)
         return
     negative = b.scratch(x.shape, x.dtype)
-    b.step(minimum, x, x.dtype.type(0), negative)
+    clamp(b, x, negative, high=x.dtype.type(0))
     b.step(np.multiply, negative, x.dtype.type(p[0]), negative)
-    b.step(maximum, x, x.dtype.type(0), y)
+    clamp(b, x, y, x.dtype.type(0))
     b.step(np.add, y, negative, y)
 
 
@@ -72,12 +72,12 @@ def _exponential(b: Bind, x: np.ndarray, y: np.ndarray, inner: float, alpha: flo
     """gamma (max(x, 0) + alpha (exp(min(x, 0) / inner) - 1))."""
     of = x.dtype.type
     negative = b.scratch(x.shape, x.dtype)
-    b.step(minimum, x, of(0), negative)
+    clamp(b, x, negative, high=of(0))
     if inner != 1.0:
         b.step(np.divide, negative, of(inner), negative)
     b.step(np.expm1, negative, negative)
     b.step(np.multiply, negative, of(alpha), negative)
-    b.step(maximum, x, of(0), y)
+    clamp(b, x, y, of(0))
     b.step(np.add, y, negative, y)
     if gamma != 1.0:
         b.step(np.multiply, y, of(gamma), y)
@@ -124,8 +124,7 @@ def hard_sigmoid(b: Bind, x: np.ndarray, y: np.ndarray, p: tuple[float, float]) 
     of = x.dtype.type
     b.step(np.multiply, x, of(p[0]), y)
     b.step(np.add, y, of(p[1]), y)
-    b.step(minimum, y, of(1), y)
-    b.step(maximum, y, of(0), y)
+    clamp(b, y, y, of(0), of(1))
 
 
 @_activation("HardSwish")
@@ -194,7 +193,7 @@ def softsign(b: Bind, x: np.ndarray, y: np.ndarray, p: None) -> None:
 def _softplus_steps(b: Bind, x: np.ndarray, y: np.ndarray) -> None:
     """ln(1 + exp(x)) -> y as max(x, 0) + ln(1 + exp(-|x|)), which overflows nowhere; y must not be x."""
     positive = b.scratch(x.shape, x.dtype)
-    b.step(maximum, x, x.dtype.type(0), positive)
+    clamp(b, x, positive, x.dtype.type(0))
     b.step(np.absolute, x, y)
     b.step(np.negative, y, y)
     b.step(np.exp, y, y)
@@ -251,10 +250,12 @@ def _prelu(x: np.ndarray, slope: np.ndarray, y: np.ndarray, product: np.ndarray,
     np.copyto(y, x, "same_kind", positive)
 
 
-@kernel("PRelu", since=7, dtypes={0: NUMBERS})
+@kernel("PRelu", dtypes={0: NUMBERS})
 def prelu(b: Bind, p: None) -> None:
-    """PRelu-16: x, times slope where negative; slope broadcasts to x."""
+    """PRelu-16: x, times slope where negative; slope broadcasts to x. Before opset 7 it is one number per channel."""
     x, slope = b.array(0), b.array(1)
+    if b.node.opset < 7 and slope.size > 1:
+        slope = b.reshaped(slope, slope.shape + (1,) * (x.ndim - 2))
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         raise ValueError(f"PRelu {b.node.name}: slope {slope.shape} does not broadcast to {x.shape}")
     y = b.out(0, x.shape, x.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import axis_of, convert, maximum, minimum
+from outrider.providers.cpu.kernels.support import axis_of, clamp, convert
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Node
 
@@ -45,10 +45,7 @@ def _target(number: Any) -> str:
 
 
 def _parse_cast(node: Node) -> Target:
-    if node.op_type == "CastLike":
-        name = node.inputs[1].dtype
-    else:
-        name = _target(node.attributes["to"])
+    name = node.inputs[1].dtype if node.op_type == "CastLike" else _target(node.attributes["to"])
     rounding = str(node.attributes.get("round_mode", "up"))
     if rounding not in ("up", "down", "nearest"):
         raise Unsupported(f"round_mode={rounding!r}, the kernel takes 'up', 'down' and 'nearest'")
@@ -255,8 +252,7 @@ def quantize_linear(b: Bind, p: Quantization) -> None:
             work = exact
         if b.has(2):
             b.step(np.add, work, _fitted(b, 2, x, p, work.dtype), work)
-        b.step(maximum, work, work.dtype.type(bounds[0]), work)
-        b.step(minimum, work, work.dtype.type(bounds[1]), work)
+        clamp(b, work, work, work.dtype.type(bounds[0]), work.dtype.type(bounds[1]))
         b.step(convert, y, work)
         return
     limit = Target(p.dtype, p.saturate).limit()
@@ -268,7 +264,7 @@ def quantize_linear(b: Bind, p: Quantization) -> None:
 
 @kernel("DequantizeLinear", since=10, parse=_parse_quantization)
 def dequantize_linear(b: Bind, p: Quantization) -> None:
-    """DequantizeLinear-25: (x - zero point) scale, in float32; the result has the dtype of the scale or output_dtype."""
+    """DequantizeLinear-25: (x - zero point) scale, in float32, into the dtype of the scale or output_dtype."""
     x = b.array(0)
     dtype = numpy_dtype(p.dtype) if p.dtype else b.array(1).dtype
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)

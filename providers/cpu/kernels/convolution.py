@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose: one GEMM over blocks of columns that fit the cache, depthwise by taps.
+"""Conv and ConvTranspose as GEMMs over blocks that fit the cache.
 
 Also the core that the quantized convolutions share. Shapes: x [N, C, *spatial], weights [M, C / group, *kernel] (Conv)
 or [C, M / group, *kernel] (ConvTranspose), bias [M], y [N, M, *out].
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,8 +20,6 @@ from outrider.providers.wire.graph import Node
 
 # Elements of a block of columns: 800 KB of float32 stay in the caches between the copy and the GEMM.
 _COLUMNS = 200_000
-# Elements of a block of depthwise sums: with its product and its input it stays in the second-level cache.
-_SUMS = 32_000
 
 
 @dataclass(frozen=True)
@@ -97,66 +94,209 @@ def _by_columns(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometr
     b.step(_run_blocks, blocks)
 
 
-def _run_taps(blocks: list[tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Any, Any]]) -> None:
-    for taps, total, product, out, cropped in blocks:
+def _by_taps(windows: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
+    """The plain way: windows [C, *kernel, *out] times w [C, times, taps], tap after tap, into y [C, times, *out]."""
+    rank = y.ndim - 2
+    column = w.shape[:2] + (1,) * rank
+    y.fill(0)
+    for k, tap in enumerate(np.ndindex(windows.shape[1 : 1 + rank])):
+        np.add(y, windows[(slice(None), *tap)][:, None] * w[:, :, k].reshape(column), y)
+
+
+def _run_shifts(
+    blocks: list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]]]],
+) -> None:
+    for out, products in blocks:
         first = True
-        for x, w in taps:
-            if first:
-                np.multiply(x, w, total)
-                first = False
-            else:
-                np.multiply(x, w, product)
-                np.add(total, product, total)
-        if out is not None:
-            np.copyto(out, cropped)
+        for weights, x, product, parts in products:
+            np.matmul(weights, x, product)
+            for part in parts:
+                if first:
+                    np.copyto(out, part)
+                    first = False
+                else:
+                    np.add(out, part, out)
 
 
-def _depthwise(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry) -> None:
-    """One input channel per group: multiply and add shifted views, tap after tap.
+def _by_shifts(
+    b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, i: int, known: np.ndarray | None
+) -> None:
+    """Few features, unit strides, one or two axes: multiply all taps with the input as it lies, add shifted products.
 
-    With unit strides a shifted plane is one contiguous run at the pitch of the padded input; the sums are made at that
-    pitch and cropped at the end.
+    Nothing is copied into columns, and the taps of a kernel row (of the whole kernel, when features are very few) make
+    the GEMM tall enough together. x is padded and C-contiguous.
     """
-    images, channels = x.shape[:2]
-    times = y.shape[1] // channels
-    weights = w.reshape(channels, times, -1)
-    rank = len(g.out)
-    flat = all(s == 1 for s in g.strides) and x.flags.c_contiguous and rank > 1
-    pitch = [step // x.itemsize for step in x.strides[2:]]
-    run = 1 + sum((o - 1) * p for o, p in zip(g.out, pitch, strict=True)) if flat else math.prod(g.out)
-    many = max(1, min(channels, _SUMS // run))
-    inner = (run,) if flat else g.out
-    product = b.scratch((many,) + inner, x.dtype)
-    sums = b.scratch((many,) + inner, x.dtype) if flat else None
-    windows = sliding(x, g)
-    planes = x.reshape(images, channels, -1) if flat else None
-    results = y.reshape((images, channels, times) + g.out)
-    column = (-1,) + (1,) * len(inner)
-    offsets = [sum(t * d * p for t, d, p in zip(tap, g.dilations, pitch, strict=True)) for tap in g.taps()]
+    order = (*range(2, w.ndim), 0, 1)  # [*kernel, M, C]
+    if known is None:
+        weights = b.contiguous(w.transpose(order))
+    else:
+        weights = b.packed(f"taps first {w.dtype.name}", i, lambda _: np.ascontiguousarray(known.transpose(order)))
+    features, channels = w.shape[:2]
+    (tall, taps), (below, aside) = ((1,) * (2 - len(g.kernel)) + d for d in (g.kernel, g.dilations))
+    height, length = (1,) * (2 - len(g.out)) + g.out
+    pitch = x.shape[-1]
+    planes = x.reshape(x.shape[0], channels, -1)
+    weights, results = weights.reshape(tall, taps, features, channels), y.reshape(-1, features, height, length)
+    joint = taps * features < 32
+    halo = (tall - 1) * below if joint else 0
+    together = tall if joint else 1
+    rows = max(1, min(height, _COLUMNS // (together * taps * features * pitch) - halo))
+    memory = b.scratch((together * taps * features * (rows + halo) * pitch,), y.dtype)
+    blocks = []
+    for n in range(len(planes)):
+        for top in range(0, height, rows):
+            r = min(rows, height - top)
+            products = []
+            for first in range(0, tall, together):
+                start = (top + first * below) * pitch
+                size = (r + halo) * pitch
+                place = memory[: together * taps * features * size]
+                stack = place.reshape(together, taps, features, r + halo, pitch)
+                parts = [
+                    stack[k, t, :, k * below : k * below + r, t * aside : t * aside + length]
+                    for k in range(together)
+                    for t in range(taps)
+                ]
+                matrix = weights[first : first + together].reshape(-1, channels)
+                products.append((matrix, planes[n, :, start : start + size], place.reshape(-1, size), parts))
+            blocks.append((results[n, :, top : top + r], products))
+    b.step(_run_shifts, blocks)
+
+
+@dataclass(frozen=True)
+class _Band:
+    """A block of a depthwise convolution; `cropped`: the part of `product` that goes to `out` (None: it lies there)."""
+
+    columns: np.ndarray
+    source: np.ndarray
+    matrix: np.ndarray
+    bands: np.ndarray
+    product: np.ndarray
+    cropped: np.ndarray | None
+    out: np.ndarray
+    windows: np.ndarray
+    weights: np.ndarray
+
+
+def _run_bands(blocks: list[_Band]) -> None:
+    for block in blocks:
+        np.copyto(block.columns, block.source)
+        np.matmul(block.matrix, block.bands, block.product)
+        # The zeros of a band times inf or nan are nan: with such inputs each output must see its own window only.
+        if not np.isfinite(np.add.reduce(block.product, None)):
+            _by_taps(block.windows, block.weights, block.out)
+        elif block.cropped is not None:
+            np.copyto(block.out, block.cropped)
+
+
+def _fill_bands(w: np.ndarray, bands: np.ndarray, stride: int, dilation: int) -> None:
+    """w [M, rows, taps] as banded matrices [M, rows, span, width]: column j holds the taps from row j * stride on."""
+    bands.fill(0)
+    step = bands.strides
+    shape, strides = bands.shape[:2] + bands.shape[3:], (step[0], step[1], step[2] * stride + step[3])
+    for tap in range(w.shape[2]):
+        diagonal = np.lib.stride_tricks.as_strided(bands[:, :, tap * dilation :], shape, strides)
+        np.copyto(diagonal, w[:, :, tap, None])
+
+
+def _band_width(length: int) -> int:
+    """How many neighbouring outputs share a row of columns: near 16, wasting as few positions as possible."""
+    if length <= 24:
+        return length
+    return min(range(12, 25), key=lambda width: (-(-length // width) * width, abs(width - 16)))
+
+
+def _depthwise(
+    b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, i: int, known: np.ndarray | None
+) -> None:
+    """One input channel per group: each row of columns makes `width` neighbours along the last axis.
+
+    The weights of a channel become a banded matrix. Its zeros cost multiplications, yet the GEMM is several times
+    faster than passes over shifted views.
+    """
+    images, channels, dtype = x.shape[0], x.shape[1], y.dtype
+    times, length, stride, dilation = y.shape[1] // channels, g.out[-1], g.strides[-1], g.dilations[-1]
+    width = _band_width(length)
+    count = -(-length // width)
+    span = (width - 1) * stride + (g.kernel[-1] - 1) * dilation + 1
+    x = padded(b, x, replace(g, out=g.out[:-1] + (count * width,)), 0, dtype)
+
+    rows, taps = math.prod(g.kernel[:-1]), g.kernel[-1]
+    shape = (channels * times, rows, span, width)
+    if known is None:
+        bands = b.scratch(shape, dtype)
+        b.step(_fill_bands, b.reshaped(w, (channels * times, rows, taps)), bands, stride, dilation)
+    else:
+
+        def make(_: np.ndarray) -> np.ndarray:
+            made = np.empty(shape, dtype)
+            _fill_bands(known.reshape(channels * times, rows, taps), made, stride, dilation)
+            return made
+
+        bands = b.packed(f"bands {shape} {stride} {dilation} {dtype.name}", i, make)
+    matrices = bands.reshape(channels, times, rows * span, width)
+    plain = b.reshaped(w, (channels, times, rows * taps))
+
+    step = x.strides
+    source = np.lib.stride_tricks.as_strided(
+        x,
+        (images, channels) + g.out[:-1] + (count,) + g.kernel[:-1] + (span,),
+        step[:2]
+        + tuple(p * s for p, s in zip(step[2:-1], g.strides[:-1], strict=True))
+        + (step[-1] * stride * width,)
+        + tuple(p * d for p, d in zip(step[2:-1], g.dilations[:-1], strict=True))
+        + (step[-1],),
+        writeable=False,
+    )
+    windows, results = sliding(x, g), y.reshape((images, channels, times) + g.out)
+    lead = g.out[:-1] + (count,)
+    depth, inner = rows * span, math.prod(lead[1:])
+    many = max(1, min(channels, _COLUMNS // (depth * inner * lead[0])))
+    part = lead[0] if len(lead) == 1 else max(1, min(lead[0], _COLUMNS // (depth * inner)))  # rows of one block
+    columns = b.scratch((many * part * inner * depth,), dtype)
+    exact = count * width == length
+    place = None if exact else b.scratch((many * times * part * inner * width,), dtype)
+    flat = y.reshape(images, channels, times, -1, width) if exact else y
     blocks = []
     for n in range(images):
         for c in range(0, channels, many):
             m = min(many, channels - c)
-            part = slice(c, c + m)
-            for j in range(times):
-                scale = [weights[part, j, k].reshape(column) for k in range(weights.shape[2])]
-                out = results[n, part, j]
-                if planes is not None and sums is not None:
-                    shifted = [planes[n, part, o : o + run] for o in offsets]
-                    total = sums[:m]
-                    steps = (total.strides[0],) + tuple(p * x.itemsize for p in pitch)
-                    cropped = np.lib.stride_tricks.as_strided(total, (m,) + g.out, steps, writeable=False)
-                    blocks.append((list(zip(shifted, scale, strict=True)), total, product[:m], out, cropped))
+            own = slice(c, c + m)
+            for first in range(0, lead[0], part):
+                r = min(part, lead[0] - first)
+                memory = columns[: m * r * inner * depth]
+                out, below = results[n, own], windows[n, own]
+                if len(lead) > 1:
+                    out = out[:, :, first : first + r]
+                    below = below[(slice(None),) * (1 + len(g.kernel)) + (slice(first, first + r),)]
+                if place is None:
+                    product, cropped = flat[n, own, :, first * inner : (first + r) * inner], None
                 else:
-                    shifted = [windows[(n, part) + tap] for tap in g.taps()]
-                    blocks.append((list(zip(shifted, scale, strict=True)), out, product[:m], None, None))
-    b.step(_run_taps, blocks)
+                    product = place[: m * times * r * inner * width].reshape(m, times, r * inner, width)
+                    cropped = product.reshape(out.shape[:-1] + (count * width,))[..., :length]
+                blocks.append(
+                    _Band(
+                        memory.reshape((m, r) + lead[1:] + g.kernel[:-1] + (span,)),
+                        source[n, own, first : first + r],
+                        memory.reshape(m, 1, r * inner, depth),
+                        matrices[own],
+                        product,
+                        cropped,
+                        out,
+                        below,
+                        plain[own],
+                    )
+                )
+    b.step(_run_bands, blocks)
 
 
-def convolve(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, group: int) -> None:
-    """Record the steps of a convolution without bias, in the one floating dtype that all three arrays have.
+def convolve(
+    b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, group: int, i: int, known: np.ndarray | None
+) -> None:
+    """Record the steps of a convolution without bias, padded with zeros, in the floating dtype of w and y.
 
-    x [N, C, *padded] as `padded` gives it; w [M, C / group, *kernel], any strides; y [N, M, *out], C-contiguous.
+    x [N, C, *spatial], any dtype that converts; w [M, C / group, *kernel], any strides; y [N, M, *out], C-contiguous.
+    `i`: which input the weights come from; `known`: their contents where they are known already.
     """
     if 0 in y.shape:
         return
@@ -164,14 +304,14 @@ def convolve(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, 
         b.step(y.fill, 0)
         return
     if x.shape[1] == group and group > 1:
-        if w.flags.c_contiguous:
-            _depthwise(b, x, w.reshape(w.shape[0], -1), y, g)
-        else:
-            _depthwise(b, x, b.contiguous(w).reshape(w.shape[0], -1), y, g)
+        _depthwise(b, x, w, y, g, i, known)
         return
+    x = padded(b, x, g, 0, y.dtype)
     matrix = b.reshaped(w, (group, w.shape[0] // group, w.shape[1] * math.prod(g.kernel)))
     if all(k == s == 1 for k, s in zip(g.kernel, g.strides, strict=True)) and x.shape[2:] == g.out:
         _pointwise(b, x, matrix, y, group)
+    elif group == 1 and 2 * w.shape[0] <= w.shape[1] and len(g.out) < 3 and set(g.strides) == {1}:
+        _by_shifts(b, b.contiguous(x), w, y, g, i, known)
     else:
         _by_columns(b, x, matrix, y, g, group)
 
@@ -190,7 +330,10 @@ def conv(b: Bind, p: Convolution) -> None:
     g = conv_geometry(p, x, w)
     y = b.out(0, (x.shape[0], w.shape[0]) + g.out, x.dtype)
     total = target(b, y)
-    convolve(b, padded(b, x, g, 0, wide(x.dtype)), w, total, g, p.group)
+    known = None
+    if b.is_const(1):
+        known = b.const(1) if b.array(1).dtype == w.dtype else w
+    convolve(b, x, w, total, g, p.group, 1, known)
     if b.has(2):
         add_bias(b, total, widened(b, 2))
     finish(b, y, total)
@@ -246,6 +389,16 @@ def _placed(p: Transposed, spatial: tuple[int, ...], kernel_shape: tuple[int, ..
     return Geometry(kernel_shape, strides, dilations, tuple(begin), tuple(end), tuple(out), spatial), tuple(out)
 
 
+def _run_spread(
+    images: list[tuple[np.ndarray, list[np.ndarray]]], weights: np.ndarray, matrix: np.ndarray, taps: list[np.ndarray]
+) -> None:
+    """Taps that tile the output: each position is written once."""
+    for x, places in images:
+        np.matmul(weights, x, matrix)
+        for place, column in zip(places, taps, strict=True):
+            np.copyto(place, column)
+
+
 def _run_scatter(
     images: list[tuple[np.ndarray, np.ndarray]],
     weights: np.ndarray,
@@ -278,19 +431,27 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
         count, depth = math.prod(g.out), per_group * math.prod(g.kernel)
         weights = b.reshaped(w, (p.group, channels, depth)).swapaxes(1, 2)
         flat = b.reshaped(x, (images, p.group, channels, count))
-        columns = b.scratch((p.group * per_group,) + g.kernel + g.out, dtype)
-        length = tuple(max(e, o + f) for e, o, f in zip(g.extent, out, g.begin, strict=True))
-        total = b.scratch((p.group * per_group,) + length, dtype)
-        taps = []
-        for tap in g.taps():
-            place = tuple(
-                slice(t * d, t * d + (o - 1) * s + 1, s)
-                for t, d, o, s in zip(tap, g.dilations, g.out, g.strides, strict=True)
-            )
-            taps.append((total[(slice(None),) + place], columns[(slice(None),) + tap]))
-        cropped = total[(slice(None),) + tuple(slice(f, f + o) for f, o in zip(g.begin, out, strict=True))]
+        features = p.group * per_group
+        columns = b.scratch((features,) + g.kernel + g.out, dtype)
         matrix = columns.reshape(p.group, depth, count)
-        b.step(_run_scatter, [(flat[n], result[n]) for n in range(images)], weights, matrix, total, taps, cropped)
+        tiled = g.kernel == g.strides and not any(g.begin) and set(g.dilations) == {1}
+        if tiled and out == tuple(o * s for o, s in zip(g.out, g.strides, strict=True)):
+            each = [(slice(None), *tap) for tap in g.taps()]
+            steps = [tuple(slice(t, None, k) for t, k in zip(tap, g.kernel, strict=True)) for tap in g.taps()]
+            images_out = [(flat[n], [result[(n, slice(None), *step)] for step in steps]) for n in range(images)]
+            b.step(_run_spread, images_out, weights, matrix, [columns[at] for at in each])
+        else:
+            length = tuple(max(e, o + f) for e, o, f in zip(g.extent, out, g.begin, strict=True))
+            total = b.scratch((features,) + length, dtype)
+            taps = []
+            for tap in g.taps():
+                place = tuple(
+                    slice(t * d, t * d + (o - 1) * s + 1, s)
+                    for t, d, o, s in zip(tap, g.dilations, g.out, g.strides, strict=True)
+                )
+                taps.append((total[(slice(None),) + place], columns[(slice(None),) + tap]))
+            cropped = total[(slice(None),) + tuple(slice(f, f + o) for f, o in zip(g.begin, out, strict=True))]
+            b.step(_run_scatter, [(flat[n], result[n]) for n in range(images)], weights, matrix, total, taps, cropped)
     elif y.size:
         b.step(result.fill, 0)
     if b.has(2):

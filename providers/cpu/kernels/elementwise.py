@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, kernel
-from outrider.providers.cpu.kernels.support import convert, maximum, minimum, scalar, widened
+from outrider.providers.cpu.kernels.support import clamp, convert, scalar, widened
 from outrider.providers.wire.dtypes import FLOATS, INTEGERS, NUMBERS, SIGNED
 from outrider.providers.wire.graph import Node
 
@@ -101,14 +101,12 @@ def is_inf(b: Bind, p: tuple[bool, bool]) -> None:
 def clip(b: Bind, p: None) -> None:
     """Clip-13: min(max(x, min), max); bounds are optional one-element inputs, NaN stays NaN."""
     x = b.array(0)
+    low, high = (scalar(b, b.array(i)) if b.has(i) else None for i in (1, 2))
     y = b.reuse(0, 0)
-    if b.has(1):
-        b.step(maximum, x, scalar(b, b.array(1)), y)
-        x = y
-    if b.has(2):
-        b.step(minimum, x, scalar(b, b.array(2)), y)
-    elif not b.has(1):
+    if low is None and high is None:
         b.step(np.copyto, y, x)
+    else:
+        clamp(b, x, y, low, high)
 
 
 def _parse_shrink(node: Node) -> tuple[float, float]:

@@ -26,14 +26,21 @@ def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def multiply(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
-    """Record y = x @ w, in the one dtype that all three have; many rows against one matrix are one GEMM."""
+    """Record y = x @ w, in the one dtype that all three have; many rows against one matrix are one GEMM.
+
+    Where BLAS would be called in another way for other strides (one row, one column: GEMV), the operands are copied:
+    strides must not show in the last bits of the result.
+    """
     if not y.size:
         return
     if not x.size:
         b.step(y.fill, 0)
         return
-    if x.ndim > 2 and w.ndim == 2 and x.flags.c_contiguous:
+    if x.ndim == 1 or w.ndim == 1 or x.shape[-2] == 1 or w.shape[-1] == 1:
+        x, w = b.contiguous(x), b.contiguous(w)
+    if x.ndim > 2 and w.ndim == 2:
         rows = math.prod(x.shape[:-1])
+        x = b.contiguous(x)
         x, y = x.reshape(rows, x.shape[-1]), y.reshape(rows, w.shape[1])
     b.step(np.matmul, x, w, y)
 

@@ -14,14 +14,23 @@ from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
 
 
-def _parse_batch(node: Node) -> float:
-    if node.attributes.get("training_mode", 0):
-        raise Unsupported("training_mode 1")
-    if sum(1 for output in node.outputs if output.name) > 1:
-        raise Unsupported("running statistics as outputs")
-    if node.attributes.get("spatial", 1) != 1:
+@dataclass(frozen=True)
+class Batch:
+    """Attributes of BatchNormalization."""
+
+    epsilon: float
+    momentum: float
+    training: bool
+
+
+def _parse_batch(node: Node) -> Batch:
+    get = node.attributes.get
+    training = bool(get("training_mode", 0))
+    if not training and sum(1 for output in node.outputs if output.name) > 1:
+        raise Unsupported("running statistics as outputs without training_mode")
+    if get("spatial", 1) != 1:
         raise Unsupported("spatial 0")
-    return float(node.attributes.get("epsilon", 1e-5))
+    return Batch(float(get("epsilon", 1e-5)), float(get("momentum", 0.9)), training)
 
 
 def _affine(
@@ -35,9 +44,24 @@ def _affine(
     np.subtract(bias, out[1], out[1])
 
 
+def _statistics(x: np.ndarray, axes: tuple[int, ...], mean: np.ndarray, var: np.ndarray) -> None:
+    """Mean and population variance over `axes`; both keep them as 1."""
+    count = x.size // max(1, mean.size)
+    np.add.reduce(x, axes, None, mean, True)
+    np.divide(mean, count, mean)
+    centred = x - mean
+    np.multiply(centred, centred, centred)
+    np.add.reduce(centred, axes, None, var, True)
+    np.divide(var, count, var)
+
+
+def _blend(old: np.ndarray, new: np.ndarray, momentum: float, out: np.ndarray) -> None:
+    np.copyto(out, old * momentum + new * (1 - momentum), "unsafe")
+
+
 @kernel("BatchNormalization", since=7, dtypes={0: FLOATS}, parse=_parse_batch)
-def batch_normalization(b: Bind, epsilon: float) -> None:
-    """ONNX BatchNormalization-15, inference: one multiply and one add per element."""
+def batch_normalization(b: Bind, p: Batch) -> None:
+    """ONNX BatchNormalization-15: a multiply and an add per element; in training mode with the batch's statistics."""
     x = b.array(0)
     if x.ndim < 1:
         raise ValueError("the input has no axes")
@@ -45,21 +69,33 @@ def batch_normalization(b: Bind, epsilon: float) -> None:
     y = b.reuse(0, 0)
     total = target(b, y)
     dtype = total.dtype
-    if all(b.is_const(i) for i in range(1, 5)):
+    shape = (channels,) + (1,) * max(0, x.ndim - 2)
+    x = cast(b, x, dtype)
+    affine = b.scratch((2, channels), dtype)
+    if p.training:
+        mean, var = b.scratch(shape, dtype), b.scratch(shape, dtype)
+        axes = tuple(axis for axis in range(x.ndim) if axis != 1)
+        kept = (1,) * min(1, x.ndim - 1) + shape
+        b.step(_statistics, x, axes, mean.reshape(kept), var.reshape(kept))
+        mean, var = mean.reshape(channels), var.reshape(channels)
+        b.step(_affine, widened(b, 1), widened(b, 2), mean, var, p.epsilon, affine)
+        for i, new in ((1, mean), (2, var)):
+            if b.wanted(i):
+                old = b.array(2 + i)
+                b.step(_blend, cast(b, old, wide(old.dtype)), new, p.momentum, b.out(i, old.shape, old.dtype))
+    elif all(b.is_const(i) for i in range(1, 5)):
 
         def make(scale: np.ndarray) -> np.ndarray:
-            affine = np.empty((2, channels), dtype)
+            made = np.empty((2, channels), dtype)
             parts = [np.asarray(part, dtype) for part in (scale, b.const(2), b.const(3), b.const(4))]
-            _affine(*parts, epsilon, affine)
-            return affine
+            _affine(*parts, p.epsilon, made)
+            return made
 
         names = ",".join(value.name for value in b.node.inputs[2:5])
-        affine = b.packed(f"affine {dtype.name} {epsilon} {names}", 1, make)
+        affine = b.packed(f"affine {dtype.name} {p.epsilon} {names}", 1, make)
     else:
-        affine = b.scratch((2, channels), dtype)
-        b.step(_affine, *(cast(b, b.array(i), dtype) for i in range(1, 5)), epsilon, affine)
-    shape = (channels,) + (1,) * max(0, x.ndim - 2)
-    b.step(np.multiply, cast(b, x, dtype), affine[0].reshape(shape), total)
+        b.step(_affine, *(cast(b, b.array(i), dtype) for i in range(1, 5)), p.epsilon, affine)
+    b.step(np.multiply, x, affine[0].reshape(shape), total)
     b.step(np.add, total, affine[1].reshape(shape), total)
     finish(b, y, total)
 
@@ -80,6 +116,7 @@ def _standardize(
 
 def _standardized(b: Bind, x: np.ndarray, y: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
     """Record the standardizing of x [rows, n] into y (same dtype); returns the scratch of mean and scale, [rows, 1]."""
+    x = b.contiguous(x)  # strides must not show in the last bits of sums
     mean, scale = b.scratch((x.shape[0], 1), y.dtype), b.scratch((x.shape[0], 1), y.dtype)
     ones = np.full((x.shape[1], 1), 1 / max(1, x.shape[1]), y.dtype)
     if y.size:
@@ -140,7 +177,7 @@ def rms_normalization(b: Bind, p: Layer) -> None:
     dtype = np.promote_types(wide(x.dtype), wide(y.dtype))
     total = target(b, y, dtype)
     rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    flat = b.reshaped(cast(b, x, dtype), (rows, n))
+    flat = b.contiguous(b.reshaped(cast(b, x, dtype), (rows, n)))
     if total.size:
         b.step(_root_mean_square, flat, total.reshape(rows, n), b.scratch((rows, 1), dtype), p.epsilon)
     b.step(np.multiply, total, widened(b, 1), total)
@@ -315,7 +352,7 @@ def mean_variance_normalization(b: Bind, axes: tuple[int, ...]) -> None:
     axes = tuple(axis % x.ndim for axis in axes)
     shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
     stat = b.scratch(shape, total.dtype)
-    b.step(_mean_variance, cast(b, x, total.dtype), axes, total, b.scratch(x.shape, total.dtype), stat)
+    b.step(_mean_variance, b.contiguous(cast(b, x, total.dtype)), axes, total, b.scratch(x.shape, total.dtype), stat)
     finish(b, y, total)
 
 
@@ -347,7 +384,10 @@ def _softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
     np.maximum.reduce(x, axis, None, row, True)
     np.subtract(x, row, y)
     np.exp(y, y)
-    np.add.reduce(y, axis, None, row, True)
+    if axis == y.ndim - 1:  # a sum as a matrix-vector product is faster than a reduction
+        np.matmul(y, np.ones((y.shape[-1], 1), y.dtype), row)
+    else:
+        np.add.reduce(y, axis, None, row, True)
     np.divide(y, row, y)
 
 

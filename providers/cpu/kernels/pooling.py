@@ -187,7 +187,7 @@ def global_average_pool(b: Bind, p: None) -> None:
     """ONNX GlobalAveragePool-22, any rank."""
     x, y, axes = _global_place(b)
     total = target(b, y)
-    b.step(np.add.reduce, cast(b, x, wide(x.dtype)), axes, None, total, True)
+    b.step(np.add.reduce, b.contiguous(cast(b, x, wide(x.dtype))), axes, None, total, True)
     b.step(np.divide, total, max(1, math.prod(x.shape[2:])), total)
     finish(b, y, total)
 

@@ -16,7 +16,6 @@ import numpy as np
 from outrider.providers.cpu.kernels.convolution import Convolution, conv_geometry, convolve, parse_convolution
 from outrider.providers.cpu.kernels.frame import Bind, kernel
 from outrider.providers.cpu.kernels.matmul import multiply, product_shape
-from outrider.providers.cpu.kernels.windows import padded
 
 _BYTES = {"int8", "uint8"}
 
@@ -64,10 +63,13 @@ def _shift(values: np.ndarray, zero: np.ndarray, out: np.ndarray) -> None:
     np.subtract(out, zero, out, casting="unsafe")
 
 
+def _known(b: Bind, q: Quantized) -> bool:
+    return b.is_const(q.i) and (q.zero is None or b.is_const(q.zero_input))
+
+
 def _shifted(b: Bind, q: Quantized, dtype: Any) -> np.ndarray:
     """values - zero point in `dtype`; made once where both are constant."""
-    known = b.is_const(q.i) and (q.zero is None or b.is_const(q.zero_input))
-    if known:
+    if _known(b, q):
 
         def make(values: np.ndarray) -> np.ndarray:
             wide = values.astype(dtype)
@@ -151,8 +153,9 @@ def _integer_conv(b: Bind, p: Convolution, left: Quantized, right: Quantized) ->
     depth = math.prod(w.shape[1:])
     dtype = _exact(b, left, right, depth)
     total = b.scratch((x.shape[0], w.shape[0]) + g.out, dtype)
-    place = padded(b, _shifted(b, left, dtype), g, 0, dtype)  # padding stands for the zero point
-    convolve(b, place, _shifted(b, right, dtype), total, g, p.group)
+    weights = _shifted(b, right, dtype)
+    # The padding stands for the zero point: it comes after the shift.
+    convolve(b, _shifted(b, left, dtype), weights, total, g, p.group, right.i, weights if _known(b, right) else None)
     return total, depth
 
 

@@ -18,7 +18,7 @@ from outrider.providers.wire.graph import Node
 
 @dataclass(frozen=True)
 class Draw:
-    """Attributes of a random operator: `dtype` is '' where the input's is meant, low and high also serve as mean, scale."""
+    """Attributes of a random operator. `dtype` is '' where the input's is meant; low and high are also mean, scale."""
 
     dtype: str
     seed: float | None

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.gates import Activation, parse_activations
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.gates import Activation, parse_activations
 from outrider.providers.cpu.kernels.precision import wide, widened
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
@@ -110,7 +110,8 @@ class Layer:
         """Take over the new states of the sequences that have a step t, and write the output."""
         if self.lengths is None:
             for state, value in zip(self.states, new, strict=True):
-                np.copyto(state, value)
+                if state is not value:
+                    np.copyto(state, value)
             if self.y is not None:
                 np.copyto(self.y[t], self.states[0], "unsafe")
             return
@@ -133,17 +134,19 @@ def _lstm(layer: Layer, coupled: bool) -> None:
     terms = [term[:, k * width : (k + 1) * width] for k in range(4)]
     into, out, forget, fresh = parts
     p = layer.peephole
-    new_hidden, new_cell = layer.spare
+    # Without lengths to respect the states change in place: the old ones are no longer needed when the new are written.
+    new_hidden, new_cell = layer.spare if layer.lengths is not None else layer.states
     joint = p is None and not coupled  # then the three gates are adjacent and alike
+    weights, sigmoids, sigmoid_terms = layer.r.T, gates[:, : 3 * width], term[:, : 3 * width]
     for t in layer.times():
-        np.matmul(hidden, layer.r.T, gates)
+        np.matmul(hidden, weights, gates)
         np.add(gates, layer.products[t], gates)
         if p is not None:
             np.add(into, cell * p[:width], into)
             np.add(forget, cell * p[2 * width :], forget)
         if joint:
             layer.limit(gates)
-            f(gates[:, : 3 * width], term[:, : 3 * width])
+            f(sigmoids, sigmoid_terms)
         else:
             layer.limit(into)
             f(into, terms[0])

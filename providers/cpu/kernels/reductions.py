@@ -16,7 +16,7 @@ from outrider.providers.wire.graph import Node
 
 @dataclass(frozen=True)
 class Reduction:
-    """Attributes of the Reduce operators; `axes` is None where they are an input (opset 18, ReduceSum 13) or left out."""
+    """Attributes of the Reduce operators; `axes` is None where they are an input (from 18 on) or left out."""
 
     axes: tuple[int, ...] | None
     keepdims: bool
@@ -48,8 +48,8 @@ def _axes(b: Bind, p: Reduction, rank: int) -> tuple[int, ...]:
     return axes_of(given, rank, b.node)
 
 
-# fn(b, x, axes, y): record steps that reduce x over axes into y, whose reduced axes are kept as 1. Both have the working
-# dtype of x. No axes: the element-wise part of the operator is still done.
+# fn(b, x, axes, y): record steps that reduce x over axes into y, whose reduced axes are kept as 1. Both have the
+# working dtype of x. No axes: the element-wise part of the operator is still done.
 Body = Callable[[Bind, np.ndarray, tuple[int, ...], np.ndarray], None]
 
 
@@ -126,13 +126,13 @@ def _log_sum_exp(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -
 
 
 def _lowest(dtype: np.dtype[Any]) -> Any:
-    if dtype == bool:
+    if dtype.kind == "b":
         return False
     return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
 
 
 def _highest(dtype: np.dtype[Any]) -> Any:
-    if dtype == bool:
+    if dtype.kind == "b":
         return True
     return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
@@ -160,7 +160,9 @@ def _register(op_type: str, body: Body, dtypes: frozenset[str] = NUMBERS) -> Non
         kept = reduced(x.shape, axes, True)
         wide = working(x.dtype)
         if wide == x.dtype:
-            body(b, x, axes, y.reshape(kept))
+            # The order of a sum follows the strides, and its last bits follow the order: whether x is a view of another
+            # value or arrived from elsewhere must not show.
+            body(b, x if x.dtype.kind in "iub" else b.contiguous(x), axes, y.reshape(kept))
             return
         source, total = b.scratch(x.shape, wide), b.scratch(kept, wide)
         b.step(convert, source, x)

@@ -183,6 +183,11 @@ def _fill_outside(y: np.ndarray, places: list[tuple[Any, ...]], value: float) ->
         y[place] = value
 
 
+def _copy_all(copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    for target, source in copies:
+        np.copyto(target, source)
+
+
 def _nearest(b: Bind, p: Resizing, plans: list[AxisPlan], x: np.ndarray, y: np.ndarray) -> None:
     picks = []
     for plan in plans:
@@ -194,11 +199,17 @@ def _nearest(b: Bind, p: Resizing, plans: list[AxisPlan], x: np.ndarray, y: np.n
         plan.out == plan.size * f and np.array_equal(at, np.arange(plan.out) // f)
         for plan, at, f in zip(plans, picks, factors, strict=True)
     ]
-    if all(repeated):  # each element becomes a block: one broadcast copy
+    if all(repeated):  # each element becomes a block
         times = dict(zip((plan.axis for plan in plans), factors, strict=True))
-        blocks = [n for axis, size in enumerate(x.shape) for n in (size, times.get(axis, 1))]
-        singles = [slice(None) if k % 2 == 0 else None for k in range(2 * x.ndim)]
-        b.step(np.copyto, y.reshape(blocks), x[tuple(singles)])
+        blocks = y.reshape([n for axis, size in enumerate(x.shape) for n in (size, times.get(axis, 1))])
+        first: tuple[Any, ...] = (slice(None), 0)
+        last = x.ndim - 1
+        copies = [(blocks[first * last + (slice(None), j)], x) for j in range(times.get(last, 1))]
+        for axis in reversed(range(last)):  # then whole rows, planes, ...
+            head = first * axis + (slice(None),)
+            if times.get(axis, 1) > 1:
+                copies.append((blocks[(*head, slice(1, None))], blocks[(*head, slice(0, 1))]))
+        b.step(_copy_all, copies)
         return
     for k, (plan, at) in enumerate(zip(plans, picks, strict=True)):
         shape = x.shape[: plan.axis] + (plan.out,) + x.shape[plan.axis + 1 :]

@@ -28,7 +28,12 @@ def _known(b: Bind, shape: Sequence[int], dtype: np.dtype[Any], fill: Any) -> No
 
 def _parse_constant(node: Node) -> np.ndarray:
     attributes = node.attributes
-    for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64), ("value_ints", np.int64)):
+    for name, dtype in (
+        ("value_float", np.float32),
+        ("value_floats", np.float32),
+        ("value_int", np.int64),
+        ("value_ints", np.int64),
+    ):
         if name in attributes:
             return np.array(attributes[name], dtype)
     for name in ("value_string", "value_strings"):
@@ -244,7 +249,7 @@ def _one_hot(indices: np.ndarray, values: np.ndarray, classes: np.ndarray, y: np
 
 @kernel("OneHot", since=9, parse=lambda node: int(node.attributes.get("axis", -1)))
 def one_hot(b: Bind, p: int) -> None:
-    """OneHot-11: `values[1]` where the new axis equals the index, `values[0]` elsewhere and for indices out of range."""
+    """OneHot-11: `values[1]` where the new axis equals the index, `values[0]` elsewhere."""
     indices, values = b.array(0), b.array(2)
     depth = int(b.const(1).reshape(-1)[0])
     axis = axis_of(p, indices.ndim + 1, b.node)

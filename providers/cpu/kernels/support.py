@@ -51,6 +51,25 @@ def minimum(x: Any, y: Any, out: np.ndarray) -> None:
     np.minimum(x, y, out=out)
 
 
+def clamp(b: Bind, x: np.ndarray, y: np.ndarray, low: Any = None, high: Any = None) -> None:
+    """Record min(max(x, low), high) -> y; bounds are scalars or rank-0 arrays of x's dtype; y may be x.
+
+    NaN stays NaN, and `high` wins where low > high. One pass: on float32 and integers numpy's clip is 1.4 to 7 times as
+    fast as its maximum with a scalar; it is slow on float16 and unknown to the types of `ml_dtypes`.
+    """
+    if x.dtype == np.float32 or x.dtype.kind in "iu":
+        whole = np.iinfo(x.dtype) if x.dtype.kind in "iu" else None
+        lowest = x.dtype.type(whole.min if whole else -np.inf) if low is None else low
+        highest = x.dtype.type(whole.max if whole else np.inf) if high is None else high
+        b.step(np.clip, x, lowest, highest, y)
+        return
+    if low is not None:
+        b.step(maximum, x, low, y)
+        x = y
+    if high is not None:
+        b.step(minimum, x, high, y)
+
+
 def widened(b: Bind, x: np.ndarray) -> np.ndarray:
     """`x`, or for a 16-bit float a float32 scratch copy that a step refreshes."""
     if not is_half(x.dtype):

@@ -34,7 +34,7 @@ def _parse_reshape(node: Node) -> tuple[list[int] | None, bool]:
 
 
 def reshape_target(x_shape: Sequence[int], wanted: Sequence[int], allowzero: bool, node: Node) -> tuple[int, ...]:
-    """The dims Reshape means: 0 copies the input's (unless `allowzero`), one -1 takes the rest. ValueError on no fit."""
+    """The dims Reshape means: 0 copies (unless `allowzero`), one -1 takes the rest. ValueError on no fit."""
     target = list(wanted)
     if not allowzero:
         for i, d in enumerate(target):
@@ -116,6 +116,15 @@ def expand(b: Bind, p: None) -> None:
     b.view(0, np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(ints(b.const(1))))))
 
 
+def slice_of(start: int, end: int, step: int, length: int) -> slice:
+    """ONNX's slice of an axis: unlike Python's, a start before the beginning is the first for negative steps too."""
+    start, end = start + length * (start < 0), end + length * (end < 0)
+    if step > 0:
+        return slice(min(max(start, 0), length), min(max(end, 0), length), step)
+    start, end = max(min(start, length - 1), 0), max(min(end, length - 1), -1)
+    return slice(start, None if end < 0 else end, step)
+
+
 def _parse_slice(node: Node) -> tuple[list[int], list[int], list[int] | None] | None:
     if "starts" not in node.attributes:  # before opset 10 they are attributes
         return None
@@ -125,7 +134,7 @@ def _parse_slice(node: Node) -> tuple[list[int], list[int], list[int] | None] | 
 
 @kernel("Slice", parse=_parse_slice)
 def slice_(b: Bind, p: tuple[list[int], list[int], list[int] | None] | None) -> None:
-    """Slice-13. Python's slices clamp as ONNX asks, so the numbers are taken as they are."""
+    """Slice-13: a view, also with negative steps."""
     x = b.array(0)
     if p is None:
         starts, ends = ints(b.const(1)), ints(b.const(2))
@@ -141,7 +150,8 @@ def slice_(b: Bind, p: tuple[list[int], list[int], list[int] | None] | None) -> 
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step == 0:
             raise ValueError(f"Slice {b.node.name}: step 0 at axis {axis}")
-        index[axis_of(axis, x.ndim, b.node)] = slice(start, end, step)
+        place = axis_of(axis, x.ndim, b.node)
+        index[place] = slice_of(start, end, step, x.shape[place])
     b.view(0, x[tuple(index) + (...,)])
 
 

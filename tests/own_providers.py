@@ -1,0 +1,171 @@
+"""Providers as a user would write them, loaded by path or module name in the tests. The first is the design's example."""
+
+import ctypes
+import os
+import signal
+import time
+
+import numpy
+
+from outrider.providers.contract import Claim, Decline, Provider
+
+
+class MyProvider(Provider):
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]
+
+    def compile(self, unit):
+        return lambda inputs: [numpy.maximum(inputs[0], 0)]
+
+
+class ReluAndAbs(Provider):
+    """Its twin for two operators."""
+
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes if node.op_type in ("Relu", "Abs")]
+
+    def compile(self, unit):
+        (node,) = unit.nodes
+        if node.op_type == "Relu":
+            return lambda inputs: [numpy.maximum(inputs[0], 0)]
+        return lambda inputs: [numpy.abs(inputs[0])]
+
+
+class Picky(Provider):
+    """Declines with a reason; takes options through setup."""
+
+    def setup(self, context):
+        self.operator = context.options.get("operator", "Neg")
+        self.device = context.device
+        self.threads = context.threads
+
+    def claim(self, graph):
+        return [
+            Claim([node]) if node.op_type == self.operator else Decline(node, f"only {self.operator} on {self.device}")
+            for node in graph.nodes
+        ]
+
+    def compile(self, unit):
+        return lambda inputs: [numpy.negative(inputs[0])]
+
+
+class Pair(Provider):
+    """Claims each Neg with the Exp that follows it, as one indivisible claim."""
+
+    def claim(self, graph):
+        readers = {value.name: node for node in graph.nodes for value in node.inputs}
+        claims = []
+        for node in graph.nodes:
+            after = readers.get(node.outputs[0].name)
+            if node.op_type == "Neg" and after is not None and after.op_type == "Exp":
+                claims.append(Claim([node, after]))
+        return claims
+
+    def compile(self, unit):
+        assert [node.op_type for node in unit.nodes] == ["Neg", "Exp"]
+        return lambda inputs: [numpy.exp(-inputs[0])]
+
+
+class PerShape(Provider):
+    """Compiled once per signature; says so in what it computes: x + number of elements it was compiled for."""
+
+    per_signature = True
+
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes if node.op_type == "Identity"]
+
+    def compile(self, unit):
+        count = numpy.prod(unit.inputs[0].shape, dtype=int)
+        return lambda inputs: [inputs[0] + inputs[0].dtype.type(count)]
+
+
+class Wrong(Provider):
+    """Breaks the contract in the way its option says."""
+
+    def setup(self, context):
+        self.how = context.options["how"]
+        if self.how == "setup":
+            raise RuntimeError("no device of mine is here")
+
+    def claim(self, graph):
+        if self.how == "claim raises":
+            raise ZeroDivisionError("claim went wrong")
+        if self.how == "claim returns":
+            return 7
+        if self.how == "foreign node":
+            return [Claim(["Relu_0"])]
+        nodes = [node for node in graph.nodes if node.op_type == "Relu"]
+        if self.how == "overlap":
+            return [Claim(nodes[:1]), Claim(nodes[:1])]
+        if self.how == "empty claim":
+            return [Claim([])]
+        return [Claim([node]) for node in nodes]
+
+    def compile(self, unit):
+        if self.how == "compile":
+            raise ValueError("this Relu is too big for me")
+        if self.how == "not callable":
+            return 7
+        return self._run
+
+    def _run(self, inputs):
+        x = inputs[0]
+        if self.how == "count":
+            return [x, x]
+        if self.how == "dtype":
+            return [x.astype("float64")]
+        if self.how == "rank":
+            return [x[None]]
+        if self.how == "kind":
+            return ["text"]
+        if self.how == "raises":
+            raise ArithmeticError("the kernel went wrong")
+        if self.how == "exits":
+            raise SystemExit(4)
+        if self.how == "writes input":
+            x += 1
+        if self.how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "segfaults":
+            ctypes.string_at(0)
+        if self.how == "leaves":
+            os._exit(9)
+        return [numpy.maximum(x, 0)]
+
+
+class HoldsTheLock(Provider):
+    """Native code that keeps the interpreter lock for as long as the option `seconds` says."""
+
+    def setup(self, context):
+        self.seconds = context.options["seconds"]
+        self.marker = context.options["marker"]
+
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes]
+
+    def compile(self, unit):
+        return self._run
+
+    def _run(self, inputs):
+        with open(self.marker, "w") as file:
+            file.write(str(os.getpid()))
+        ctypes.PyDLL(None).sleep(self.seconds)  # PyDLL does not release the lock
+        return [inputs[0]]
+
+
+class Slow(Provider):
+    """Sleeps in each run."""
+
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]
+
+    def compile(self, unit):
+        def run(inputs):
+            time.sleep(0.3)
+            return [numpy.maximum(inputs[0], 0)]
+
+        return run
+
+
+class NotAProvider:
+    pass

@@ -1,0 +1,177 @@
+"""Anyone's own class as a provider: the design's example unchanged, options, claims of several nodes, broken contracts."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from outrider.scheduler import InferenceSession, SessionOptions, errors
+from tests.builders import chain, model, node, tensor
+
+pytestmark = pytest.mark.fast
+
+FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
+X = np.array([[-2, -1, 0.5, 3], [1, -4, 0, -0.0]], np.float32)
+
+
+def own(name: str) -> str:
+    return f"{FILE}:{name}"
+
+
+def shape_of(name: str) -> object:
+    x, out = tensor("x", ["N", 4]), [tensor("y", ["N", 4]), tensor("z", ["N", 4])]
+    if name == "siblings":
+        return model([node("Relu", "x", "y"), node("Relu", "x", "z")], [x], out)
+    if name == "chained":
+        return model([node("Relu", "x", "y"), node("Relu", "y", "z")], [x], out)
+    nodes = [node("Relu", "x", "a"), node("Neg", "a", "b"), node("Neg", "a", "c"), node("Add", "b c", "d")]
+    return model([*nodes, node("Relu", "d", "y"), node("Relu", "b", "z")], [x], out)
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
+EXPECTED = {
+    "siblings": [relu(X), relu(X)],
+    "chained": [relu(X), relu(X)],
+    "diamond": [relu(-2 * relu(X)), relu(-relu(X))],
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_example_of_the_design(name: str) -> None:
+    with InferenceSession(shape_of(name), providers=[own("MyProvider"), "cpu"]) as session:
+        results = session.run(None, {"x": X})
+        owners = {one["op"]: one["provider"] for one in session.placement().to_dict()["nodes"]}
+    assert owners["Relu"] == own("MyProvider")
+    for result, expected in zip(results, EXPECTED[name], strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("operators", [("Relu", "Abs"), ("Abs", "Relu"), ("Relu", "Abs", "Abs", "Relu")])
+def test_its_twin_for_two_operators(operators: tuple[str, ...]) -> None:
+    expected = X
+    for op in operators:
+        expected = relu(expected) if op == "Relu" else np.abs(expected)
+    with InferenceSession(chain(*operators), providers=[own("ReluAndAbs")]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected)
+        assert len(session.placement().partitions) == 1
+
+
+def test_a_module_name_works_as_well_as_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(os.path.dirname(FILE))  # the worker gets this process's sys.path
+    with InferenceSession(chain("Relu"), providers=["own_providers:MyProvider"]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], relu(X))
+
+
+def test_options_and_reasons_travel() -> None:
+    providers = [(own("Picky") + ":3", {"operator": "Neg"}), "cpu"]
+    with InferenceSession(chain("Neg", "Exp"), providers=providers) as session:
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], np.exp(-X), rtol=1e-6)
+        (decline,) = [one for one in session.placement().to_dict()["declines"] if one["provider"] != "cpu"]
+    assert decline["reason"] == "only Neg on 3"
+    assert (decline["op"], decline["count"], decline["examples"]) == ("Exp", 1, ["n1"])
+
+
+def test_an_indivisible_claim_is_one_unit() -> None:
+    with InferenceSession(chain("Relu", "Neg", "Exp", "Abs"), providers=[own("Pair"), "cpu"]) as session:
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], np.exp(-relu(X)), rtol=1e-6)
+        assert [part["nodes"] for part in session.placement().to_dict()["partitions"]] == [["n0"], ["n1", "n2"], ["n3"]]
+
+
+def test_compiled_once_per_signature() -> None:
+    with InferenceSession(chain("Identity"), providers=[own("PerShape")]) as session:
+        for rows in (1, 3, 1, 2):
+            x = np.zeros((rows, 4), np.float32)
+            np.testing.assert_array_equal(session.run(None, {"x": x})[0], x + 4 * rows)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ("count", errors.ProviderContractError, "1 outputs"),
+        ("dtype", errors.ProviderContractError, "dtype float32"),
+        ("rank", errors.ProviderContractError, "rank 2"),
+        ("kind", errors.ProviderContractError, "str"),
+        ("raises", errors.KernelError, "the kernel went wrong"),
+        ("exits", errors.KernelError, "SystemExit"),
+        ("writes input", errors.KernelError, "read-only"),
+    ],
+)
+def test_what_goes_wrong_in_a_run_is_typed_and_survived(how: str, error: type[Exception], words: str) -> None:
+    nodes = [node("Relu", "x", "a", "mine"), node("Neg", "a", "y", "theirs")]
+    made = model(nodes, [tensor("x", ["N", 4])], [tensor("y", ["N", 4])])
+    with InferenceSession(made, providers=[(own("Wrong"), {"how": how}), "cpu"]) as session:
+        for _ in range(2):
+            with pytest.raises(error, match=words) as caught:
+                session.run(None, {"x": X})
+            assert caught.value.provider == own("Wrong")
+            again = pickle.loads(pickle.dumps(caught.value))
+            assert (str(again), again.fields()) == (str(caught.value), caught.value.fields())
+
+
+def test_a_kernel_error_tells_the_node_and_its_inputs() -> None:
+    with InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": "raises"})]) as session:
+        with pytest.raises(errors.KernelError) as caught:
+            session.run(None, {"x": X})
+    error = caught.value
+    assert (error.node, error.op, error.opset) == ("n0", "ai.onnx::Relu", 21)
+    assert error.inputs == [{"name": "x", "dtype": "float32", "shape": [2, 4]}]
+    assert "ArithmeticError" in error.remote_traceback and "_run" in error.remote_traceback
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        ("claim raises", errors.ClaimBrokenError, "claim went wrong"),
+        ("claim returns", errors.ProviderContractError, "list of Claim"),
+        ("foreign node", errors.ProviderContractError, "Node objects"),
+        ("overlap", errors.ClaimError, "n0"),
+        ("empty claim", errors.ClaimError, "empty"),
+        ("compile", errors.UnsupportedOpError, "too big for me"),
+        ("not callable", errors.UnsupportedOpError, "callable"),
+        ("setup", errors.ProviderUnavailableError, "no device of mine"),
+    ],
+)
+def test_what_goes_wrong_before_a_run_is_typed(how: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": how})])
+
+
+def test_a_unit_that_does_not_compile_goes_to_the_next_claimant() -> None:
+    with InferenceSession(chain("Relu", "Neg"), providers=[(own("Wrong"), {"how": "compile"}), "cpu"]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], -relu(X))
+        report = session.placement()
+    assert {one.provider for one in report.nodes} == {"cpu"}
+    assert any("too big for me" in note for note in report.notes)
+    assert report.idle_providers == [own("Wrong")]
+
+
+def test_without_fallback_a_broken_claim_is_the_error() -> None:
+    with pytest.raises(errors.ClaimBrokenError, match="too big for me") as caught:
+        InferenceSession(
+            chain("Relu"), providers=[(own("Wrong"), {"how": "compile"}), "cpu"], options=SessionOptions(fallback=False)
+        )
+    assert caught.value.nodes == ["n0"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (own("MyProvidr"), "no class 'MyProvidr'; it offers .*MyProvider"),
+        (own("NotAProvider"), "no subclass of"),
+        ("no_such_package.there:Class", "no module 'no_such_package'"),
+    ],
+)
+def test_a_typo_in_a_provider_says_what_is_missing(spec: str, words: str) -> None:
+    with pytest.raises(errors.ProviderUnavailableError, match=words):
+        InferenceSession(chain("Relu"), providers=[spec])
+
+
+def test_a_class_of_main_is_refused_with_the_way_out() -> None:
+    with pytest.raises(errors.InvalidOptionError, match="file of its own"):
+        InferenceSession(chain("Relu"), providers=["__main__:MyProvider"])

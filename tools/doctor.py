@@ -1,0 +1,145 @@
+"""`outrider doctor`: what this machine has of what Outrider needs, and which providers start."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outrider.scheduler.cores import usable_cores
+from outrider.scheduler.errors import OutriderError
+from outrider.scheduler.report import format_bytes
+from outrider.tools.opening import progress, provider_list
+from outrider.tools.text import milliseconds, plain
+
+_PACKAGES = ("outrider", "onnx", "numpy", "pyzmq", "msgpack", "rich", "ml_dtypes", "onnxruntime")
+
+
+def add_parser(commands: Any) -> None:
+    """The command's arguments."""
+    parser = commands.add_parser(
+        "doctor", help="check this machine", description="Check this machine; start each provider once."
+    )  # fmt: skip
+    parser.add_argument("--providers", default="cpu,null", metavar="LIST", help="which to start (default: cpu,null)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(command=doctor)
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Exit code 0 if everything needed is there and every provider starts, else 3."""
+    checks = [
+        _check(name, probe)
+        for name, probe in {
+            "memfd": _memfd, "eventfd": _eventfd, "pidfd": _pidfd, "sockets": _sockets, "memory": _memory,
+            "cores": _cores, "descriptors": _descriptors,
+        }.items()
+    ]  # fmt: skip
+    with progress("starting providers"):
+        providers = [_start(name) for name in provider_list(args.providers)]
+    document = {"versions": _versions(), "checks": checks, "providers": providers}
+    if args.json:
+        print(json.dumps(plain(document), indent=2))
+    else:
+        for name, version in document["versions"].items():  # type: ignore[attr-defined]
+            print(f"{name:12} {version}")
+        for one in checks:
+            print(f"{one['name']:12} {'ok' if one['ok'] else 'FAILS'}: {one['detail']}")
+        for one in providers:
+            print(f"provider {one['name']}: {one['detail']}")
+    return 0 if all(one["ok"] for one in [*checks, *providers]) else 3
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": f"{platform.python_version()} ({sys.executable})", "kernel": platform.release()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _check(name: str, probe: Callable[[], str]) -> dict[str, Any]:
+    try:
+        return {"name": name, "ok": True, "detail": probe()}
+    except (OSError, AttributeError) as error:  # AttributeError: Python was built without it
+        return {"name": name, "ok": False, "detail": f"{type(error).__name__}: {error}"}
+
+
+def _memfd() -> str:
+    handle = os.memfd_create("outrider-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(handle, 1 << 40)
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        os.close(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC))
+    finally:
+        os.close(handle)
+    return "a sealed segment of 1 TiB, opened again read-only"
+
+
+def _eventfd() -> str:
+    handle = os.eventfd(0, os.EFD_CLOEXEC)
+    os.close(handle)
+    return "available"
+
+
+def _pidfd() -> str:
+    handle = os.pidfd_open(os.getpid())
+    os.close(handle)
+    return "available"
+
+
+def _sockets() -> str:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near.close()
+    far.close()
+    folder = tempfile.mkdtemp(prefix="outrider-")
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(os.path.join(folder, "control"))
+    finally:
+        shutil.rmtree(folder)
+    return f"SOCK_SEQPACKET pairs, and sockets in {tempfile.gettempdir()}"
+
+
+def _memory() -> str:
+    facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
+    available = int(facts["MemAvailable"].split()[0]) * 1024
+    limit = Path("/sys/fs/cgroup/memory.max")
+    bounded = limit.read_text().strip() if limit.exists() else "max"
+    group = "" if bounded == "max" else f", limited to {format_bytes(int(bounded))} by its cgroup"
+    return f"{format_bytes(available)} available{group}"
+
+
+def _cores() -> str:
+    return f"{usable_cores()} usable of {os.cpu_count()}"
+
+
+def _descriptors() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"up to {soft} (hard limit {hard})"
+
+
+def _start(name: str) -> dict[str, Any]:
+    """Start one provider in a worker of its own, and stop it."""
+    from outrider.scheduler import Fleet
+
+    start = time.perf_counter()
+    try:
+        with Fleet([name]):
+            seconds = time.perf_counter() - start
+    except OutriderError as error:
+        return {"name": name, "ok": False, "detail": f"does not start: {error}"}
+    return {"name": name, "ok": True, "detail": f"starts in {milliseconds(seconds)}", "seconds": seconds}

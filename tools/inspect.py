@@ -1,0 +1,48 @@
+"""`outrider inspect`: where each node of a model would run, and why, without running it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from outrider.scheduler.feeds import NodeArg
+from outrider.tools.inputs import write_text
+from outrider.tools.opening import add_model_arguments, open_session
+from outrider.tools.text import plain, table
+
+
+def add_parser(commands: Any) -> None:
+    """The command's arguments."""
+    parser = commands.add_parser("inspect", help="show the placement", description="Place a model without running it.")
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--html", metavar="FILE", help="also write the report as a page")
+    parser.set_defaults(command=inspect)
+
+
+def inspect(args: argparse.Namespace) -> int:
+    """Exit code 0."""
+    with open_session(args) as session:
+        report = session.placement()
+        inputs, outputs = session.get_inputs(), session.get_outputs()
+    if args.html is not None:
+        write_text(args.html, report.to_html(f"Placement of {args.model}"))
+    if args.json:
+        document = {
+            "model": args.model,
+            "inputs": [_described(arg) for arg in inputs],
+            "outputs": [_described(arg) for arg in outputs],
+            **report.to_dict(),
+            "notes": list(report.notes),
+        }
+        print(json.dumps(plain(document), indent=2))
+        return 0
+    rows = [["input", arg.name, arg.type, str(arg.shape)] for arg in inputs]
+    rows += [["output", arg.name, arg.type, str(arg.shape)] for arg in outputs]
+    print("\n".join([*table(["", "name", "type", "shape"], rows), "", str(report)]))
+    return 0
+
+
+def _described(arg: NodeArg) -> dict[str, Any]:
+    return {"name": arg.name, "type": arg.type, "shape": arg.shape, "dtype": arg.dtype}
