@@ -137,8 +137,10 @@ def shape_of(kind: onnx.TypeProto, declared: bool = False) -> Shape:
         which = dim.WhichOneof("value")
         if which == "dim_value" and dim.dim_value >= 0:
             dims.append(dim.dim_value)
-        elif which == "dim_param" and dim.dim_param not in ("", "?") and (
-            declared or not dim.dim_param.startswith("unk__")
+        elif (
+            which == "dim_param"
+            and dim.dim_param not in ("", "?")
+            and (declared or not dim.dim_param.startswith("unk__"))
         ):
             dims.append(dim.dim_param)
         else:  # exporters write unknown dims as '?' or -1, twice in a shape; inference makes up unk__ ones

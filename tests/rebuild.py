@@ -1,4 +1,4 @@
-"""A ModelProto made from a plain graph, so that tests can run what the side table says with an oracle that is not ours."""
+"""A ModelProto made from a plain graph, so that tests can run the side table with an oracle that is not ours."""
 
 from __future__ import annotations
 
