@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class PerSignature(Program):
         self._cache.clear()
 
 
-def as_program(compiled: Union[Run, Program]) -> Program:
+def as_program(compiled: Run | Program) -> Program:
     """The Program itself, or a callable wrapped as one. Raises TypeError for anything else."""
     if isinstance(compiled, Program):
         return compiled

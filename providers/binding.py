@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class _Binding:
     inputs: tuple[Any, ...]  # held, so that their ids stay theirs
     run: Run = None  # type: ignore[assignment]
     numbers: list[int] = field(default_factory=list)  # layout number per output, -1 where the run returns a value
-    arrays: list[Union[np.ndarray, None]] = field(default_factory=list)
+    arrays: list[np.ndarray | None] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -154,7 +154,7 @@ class BoundUnit:
 
     def _place(
         self, i: int, slot: int, dtype: str, shape: tuple[int, ...], pooled: bool
-    ) -> tuple[np.ndarray, int, Union[tuple[int, int], None]]:
+    ) -> tuple[np.ndarray, int, tuple[int, int] | None]:
         port, kind = self.outputs[i], numpy_dtype(dtype)
         if pooled and port.result:
             nbytes = kind.itemsize * math.prod(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from outrider.shm.weights import WeightMap
 class Constants:
     """Resolves TensorRefs: weight segments (id -> descriptor) and external files. Arrays are cached and read-only."""
 
-    def __init__(self, segments: Mapping[int, int], maps: Union[WeightMap, None] = None) -> None:
+    def __init__(self, segments: Mapping[int, int], maps: WeightMap | None = None) -> None:
         self._segments = segments
         self._maps = WeightMap() if maps is None else maps
         self._cache: dict[tuple[Any, ...], np.ndarray] = {}

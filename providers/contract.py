@@ -23,10 +23,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
+from outrider.providers.wire.errors import KernelError
 from outrider.providers.wire.graph import Graph, Node, Shape, TensorRef, Value
 from outrider.shm.errors import OutriderError
 
@@ -138,15 +139,15 @@ class Provider:
     def setup(self, context: Context) -> None:
         """Called once, before anything else. Raise to refuse to start; the message reaches the user."""
 
-    def claim(self, graph: Graph) -> list[Union[Claim, Decline]]:
+    def claim(self, graph: Graph) -> list[Claim | Decline]:
         """Which nodes of `graph` this provider takes. Must not depend on earlier calls."""
         raise NotImplementedError
 
-    def compile(self, unit: Unit) -> Union[Run, Program]:
+    def compile(self, unit: Unit) -> Run | Program:
         """Make a unit runnable. Raise to take the claim back; the reason reaches the user."""
         raise NotImplementedError
 
-    def unload(self, compiled: Union[Run, Program]) -> None:
+    def unload(self, compiled: Run | Program) -> None:
         """A compiled unit will not be called again."""
 
     def stats(self) -> Mapping[str, Any]:
@@ -155,12 +156,6 @@ class Provider:
 
     def close(self) -> None:
         """The worker stops. Not called when it is killed."""
-
-
-class KernelError(OutriderError, RuntimeError):
-    """A kernel raised while its unit ran. The worker lives on; the next run may succeed."""
-
-    _fields = ("provider", "node", "op", "opset", "inputs", "cause", "remote_traceback")
 
 
 class ProviderContractError(OutriderError, RuntimeError):

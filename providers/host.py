@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from outrider.providers.adapters import compile_unit
 from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
-from outrider.providers.failures import fail
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
-from outrider.providers.wire.failures import error_to_plain
+from outrider.providers.wire.failures import error_to_plain, fail
 from outrider.providers.wire.messages import Failed, Load, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
 from outrider.shm.board import ENCODED, NONE, BoardReader, BoardWriter, Layout
@@ -92,7 +91,7 @@ class Partition:
         self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
         self.done = plan.done
 
-    def run(self, slot: int) -> Union[list[tuple[int, int]], None]:
+    def run(self, slot: int) -> list[tuple[int, int]] | None:
         """Run the units; (edge, layout number) of each published output, or None when an input is void."""
         known: dict[str, Any] = {"": None}
         for port in self.inputs:
@@ -162,7 +161,7 @@ class LoadedSession:
                 bells = tuple(self._bells[board] for board in plan.rings)
                 self._lanes += [(Lane(partition, slot), bells, plan.last) for slot in range(slots)]
 
-    def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Union[Partition, None]:
+    def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
         ports = {output["name"]: OutputPort(output["name"], output["edge"], output["result"]) for output in plan.outputs}
         units: list[BoundUnit] = []
         for index, body in enumerate(plan.units):

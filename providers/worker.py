@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import traceback
-from typing import Any, NoReturn, Union
+from typing import Any, NoReturn
 
 import msgpack
 import numpy as np
@@ -188,7 +188,7 @@ class Worker:
         """Ask the provider; what it raises, or answers against the contract, travels as the error."""
         claims: list[dict[str, Any]] = []
         declines: list[dict[str, Any]] = []
-        error: Union[dict[str, Any], None] = None
+        error: dict[str, Any] | None = None
         try:
             plain = unpack_graph(message.graph)
             graph = self._constants(message.session, message.weights).graph(plain)
@@ -203,7 +203,7 @@ class Worker:
             claims, declines, error = [], [], error_to_plain(caught)
         return messages.Claims(message.session, message.round, claims, declines, error)
 
-    def _answers(self, graph: Graph) -> list[Union[Claim, Decline]]:
+    def _answers(self, graph: Graph) -> list[Claim | Decline]:
         answers = self.provider.claim(graph)
         if not isinstance(answers, (list, tuple)):
             raise self._broken("claim() must return a list of Claim and Decline", type(answers).__name__)

@@ -1,13 +1,20 @@
 """Types of values, from ONNX's own shape inference, for planning and for what providers are shown.
 
 It runs on the skeleton. Declared shapes of outputs are no evidence (they lie in real models) and are cleared first, in
-bodies too; declared dtypes stay. A graph with nodes of several opsets (functions have their own imports) is inferred
+bodies too; declared dtypes stay.
+
+ONNX's data propagation (what Shape, Gather and Concat compute for a Reshape) represents a 1-D tensor of n elements by n
+protobuf messages, also where it is a weight of a billion floats. So it is let loose only on nodes whose inputs are known
+to be short lists of integers; the others are hidden meanwhile, and the two kinds of inference alternate.
+
+A graph with nodes of several opsets (functions have their own imports) is inferred
 once per opset, the nodes of the others hidden, until nothing new is learnt.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Mapping
 
 import onnx
@@ -19,6 +26,16 @@ from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
 
 HIDDEN = "outrider.hidden"  # a domain no library knows: passes through inference and conversion untouched
 MAX_ROUNDS = 8
+MAX_PROPAGATED = 256  # elements: shapes, axes, starts and ends are never longer
+
+_UNKNOWN = onnx.TypeProto()
+_INTEGERS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+# Shape and Size have one too, but look at types only, whatever they read.
+_PROPAGATORS = {
+    schema.name
+    for schema in onnx.defs.get_all_schemas_with_history()
+    if schema.has_data_propagation_function and schema.domain == ""
+} - {"Shape", "Size"}
 
 _logger = logging.getLogger(__name__)
 
@@ -31,16 +48,17 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     model = onnx.ModelProto()
     model.CopyFrom(skeleton.model)
     _clear_output_shapes(model.graph)
+    set_imports(model, skeleton.imports())
     groups = opset_groups(skeleton)
     if len(groups) <= 1:
-        return _infer_once(model, notes)
+        return _infer_visible(model, notes)
     size = 0
     for _ in range(MAX_ROUNDS):
         for opsets in groups:
             others = {node.name for node in walk(model.graph) if skeleton.opsets.get(node.name, {}) != opsets}
             hidden = hide(model, others)
             set_imports(model, {**skeleton.imports(), **opsets})
-            model = _infer_once(model, notes)
+            model = _infer_visible(model, notes)
             unhide(model, hidden)
         now = sum(len(g.value_info) for g in _graphs(model.graph))
         if now == size:
@@ -122,9 +140,75 @@ def shape_of(kind: onnx.TypeProto, declared: bool = False) -> Shape:
     return tuple(dims)
 
 
-def _infer_once(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
+def _infer_visible(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
+    """Inference with data propagation where that is cheap."""
+    model = _infer_once(model, False, notes)
+    known = -1
+    for _ in range(MAX_ROUNDS):
+        types = _all_types(model)
+        before, known = known, sum(_known_dims(kind) for kind in types.values())
+        if known == before or all(_is_known(kind) for kind in types.values()):
+            break
+        hidden = hide(model, _too_long_to_propagate(model, types))
+        model = _infer_once(model, True, notes)
+        unhide(model, hidden)
+        model = _infer_once(model, False, notes)
+    return model
+
+
+def _all_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Types of all values of all graphs by name; of equal names in sibling bodies, one."""
+    types: dict[str, onnx.TypeProto] = {}
+    for graph in _graphs(model.graph):
+        for info in [*graph.input, *graph.value_info, *graph.output]:
+            types[info.name] = info.type
+        for node in graph.node:
+            for name in node.output:
+                if name:
+                    types.setdefault(name, _UNKNOWN)
+    return types
+
+
+def _too_long_to_propagate(model: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> set[str]:
+    """Nodes with a data propagator that read anything but short integer lists."""
+    weights = {
+        tensor.name: (tensor.data_type, tuple(tensor.dims)) for g in _graphs(model.graph) for tensor in g.initializer
+    }
+    constants = {
+        node.output[0]: (node.attribute[0].t.data_type, tuple(node.attribute[0].t.dims))
+        for node in walk(model.graph)
+        if node.op_type == "Constant" and len(node.attribute) == 1
+    }
+
+    def short(name: str) -> bool:
+        entry = weights.get(name) or constants.get(name)
+        if entry is None:
+            kind = types.get(name, _UNKNOWN)
+            shape = shape_of(kind)
+            if shape is None or not all(isinstance(dim, int) for dim in shape):
+                return False
+            entry = (kind.tensor_type.elem_type, tuple(dim for dim in shape if isinstance(dim, int)))
+        return entry[0] in _INTEGERS and len(entry[1]) <= 1 and math.prod(entry[1]) <= MAX_PROPAGATED
+
+    return {
+        node.name
+        for node in walk(model.graph)
+        if node.op_type in _PROPAGATORS and not all(short(name) for name in (*node.input, *node.output) if name)
+    }
+
+
+def _is_known(kind: onnx.TypeProto) -> bool:
+    return kind.WhichOneof("value") not in ("tensor_type", None) or None not in (shape_of(kind) or (None,))
+
+
+def _known_dims(kind: onnx.TypeProto) -> int:
+    shape = shape_of(kind)
+    return 0 if shape is None else 1 + sum(dim is not None for dim in shape)
+
+
+def _infer_once(model: onnx.ModelProto, data_prop: bool, notes: list[str]) -> onnx.ModelProto:
     try:
-        return shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=True)
+        return shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
     except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
         note = f"shape inference failed, so planning knows fewer types: {str(error).strip()}"
         _logger.warning(note)

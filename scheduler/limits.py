@@ -16,6 +16,7 @@ from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError
 MAX_BYTES = 2**31 - 1  # what protobuf can hold
 MAX_NODES = 1_000_000  # in the file, bodies and functions included, and again after expansion
 MAX_DEPTH = 64  # of bodies in bodies and calls in calls together
+MAX_BODIES = 30  # of bodies alone: protobuf parses 32
 MAX_DENSE_BYTES = 2**30  # of one sparse tensor made dense
 
 FunctionKey = tuple[str, str, str]
@@ -65,9 +66,14 @@ class _Counter:
         self.calling: list[FunctionKey] = []
         self.in_file = 0
 
-    def measure(self, nodes: Iterable[onnx.NodeProto], depth: int) -> tuple[int, int]:
-        """Nodes after expansion, and how deep bodies and calls nest below here."""
+    def measure(self, nodes: Iterable[onnx.NodeProto], depth: int, within: int = 0) -> tuple[int, int]:
+        """Nodes after expansion, and how deep bodies and calls nest below here, `within` so many bodies."""
         self._check_depth(depth)
+        if within > MAX_BODIES:
+            raise ModelLimitError(
+                f"{self.path}: bodies of control flow nest more than {MAX_BODIES} deep.",
+                what="nesting", limit=MAX_BODIES, got=within,
+            )  # fmt: skip
         total = below = 0
         for node in nodes:
             self.in_file += 1
@@ -79,7 +85,7 @@ class _Counter:
                     total += size
                     below = max(below, deep + 1)
             for body in bodies(node):
-                size, deep = self.measure(body.node, depth + 1)
+                size, deep = self.measure(body.node, depth + 1, within + 1)
                 total += size
                 below = max(below, deep + 1)
             if total > MAX_NODES or self.in_file > MAX_NODES:

@@ -253,7 +253,7 @@ def _entry(
 def _add_types(converted: onnx.ModelProto, lowering: Lowering) -> None:
     """Types of the values between derived nodes. Failing to infer them leaves them unknown, which kernels can bear."""
     try:
-        model = shape_inference.infer_shapes(converted, strict_mode=False, data_prop=True)
+        model = shape_inference.infer_shapes(converted, strict_mode=False)
     except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
         _logger.debug("no types inside lowered nodes: %s", error)
         return

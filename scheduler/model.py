@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
@@ -85,9 +86,6 @@ def load_model(
     if not proto.opset_import:
         raise _error(path, "imports no opset; every ONNX model states the version of its operators in opset_import")
     check_limits(proto, path)
-    store = WeightStore(path, folder, segment_ids)
-    skeleton = build_skeleton(proto, store)
-    _check(skeleton.model, path)
     metadata = ModelMetadata(
         proto.ir_version, proto.producer_name, proto.producer_version, proto.domain, proto.model_version,
         proto.doc_string, proto.graph.name, {entry.key: entry.value for entry in proto.metadata_props},
@@ -96,7 +94,14 @@ def load_model(
         {"name": entry.name, "num_devices": entry.num_devices, "device": list(entry.device)}
         for entry in proto.configuration
     )
-    return assemble(skeleton, path, metadata, configurations)
+    store = WeightStore(path, folder, segment_ids)
+    with contextlib.ExitStack() as undo:
+        undo.callback(store.close)
+        skeleton = build_skeleton(proto, store)
+        _check(skeleton.model, path)
+        loaded = assemble(skeleton, path, metadata, configurations)
+        undo.pop_all()
+    return loaded
 
 
 def assemble(

@@ -115,8 +115,10 @@ class WeightStore:
         return self.segments
 
     def close(self) -> None:
-        """Close the descriptors of the segments. Workers keep theirs."""
-        self.seal()
+        """Close the descriptors of the segments, and drop what was not sealed. Workers keep theirs."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         for descriptor in self.segments.values():
             os.close(descriptor)
         self.segments.clear()

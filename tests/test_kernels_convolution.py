@@ -106,6 +106,7 @@ TRANSPOSED: list[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] =
     ("padded", (1, 3, 4, 5), (3, 2, 3, 3), {"strides": [2, 2], "pads": [1, 0, 1, 1]}),
     ("output padding", (1, 3, 4, 5), (3, 2, 3, 3), {"strides": [3, 2], "output_padding": [2, 1]}),
     ("padded tiles", (1, 3, 4, 5), (3, 2, 3, 3), {"strides": [3, 3], "pads": [1, 1, 1, 1], "output_padding": [2, 2]}),
+    ("dilated tiles", (1, 3, 4, 5), (3, 2, 2, 2), {"strides": [2, 2], "dilations": [2, 2], "pads": [0, 0, 1, 1]}),
     ("output shape", (1, 3, 4, 5), (3, 2, 3, 3), {"strides": [2, 2], "output_shape": [8, 10]}),
     ("shape upper", (1, 3, 4, 5), (3, 2, 3, 3), {"strides": [2, 2], "output_shape": [8, 10], "auto_pad": "SAME_UPPER"}),
     ("same upper", (1, 3, 4, 5), (3, 2, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),

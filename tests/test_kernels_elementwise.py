@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -162,3 +164,22 @@ def _dropout(x: np.ndarray, ratio: float) -> tuple[np.ndarray, np.ndarray]:
     proto = helper.make_node("Dropout", ["x", "r", "t"], ["y", "m"], seed=3)
     inputs = [x, np.array(ratio, np.float32), np.array(True)]
     return tuple(run_node(plain_node(proto, 21, inputs, ["float32", "bool"]), inputs))
+
+
+def test_bfloat16_without_ml_dtypes_is_refused() -> None:
+    # There the arrays hold raw uint16 bits, and sums of those would be wrong without a sound.
+    program = """
+import sys
+sys.modules["ml_dtypes"] = None
+import outrider.providers.cpu.kernels
+from outrider.providers.cpu.kernels.frame import Unsupported, find
+from outrider.providers.wire.graph import Node, Value
+x = Value("x", "bfloat16", (2,))
+node = Node(0, "node", "Add", "", 21, {}, (x, x), (Value("y", "bfloat16", (2,)),))
+try:
+    find(node).parsed(node)
+except Unsupported as reason:
+    print(reason)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "bfloat16 needs the ml_dtypes package, which is not installed in this worker"

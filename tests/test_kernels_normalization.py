@@ -20,6 +20,13 @@ def test_batch_normalization(shape: tuple[int, ...]) -> None:
     check("BatchNormalization", [floats(*shape), *statistics], epsilon=1e-3, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (4, 3)])
+def test_batch_normalization_in_training_mode(shape: tuple[int, ...]) -> None:
+    inputs = [floats(*shape), floats(3), floats(3), floats(3), np.abs(floats(3))]
+    attributes = {"training_mode": 1, "momentum": 0.7, "epsilon": 1e-3}
+    check("BatchNormalization", inputs, outputs=3, oracle="reference", rtol=1e-4, atol=1e-5, **attributes)
+
+
 def test_batch_normalization_with_known_statistics() -> None:
     statistics = [floats(3), floats(3), floats(3), np.abs(floats(3))]
     inputs = [floats(2, 3, 4), *statistics]

@@ -23,8 +23,8 @@ from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
 from outrider.providers.cpu.items import KNOWN, LATE, LATE_ITEM, Item, Root, plain
 from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, immediate
-from outrider.providers.failures import fail
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype, onnx_name
+from outrider.providers.wire.failures import fail
 
 _FOREVER = 1 << 60
 

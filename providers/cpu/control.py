@@ -19,8 +19,8 @@ from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.binding import Binding, LateOp
 from outrider.providers.cpu.blocks import ABSENT, Block, Op
 from outrider.providers.cpu.items import FIXED, LATE, LATE_ITEM, Item
-from outrider.providers.failures import fail
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
+from outrider.providers.wire.failures import fail
 
 BINDINGS = 16  # per body and binding of the program around it
 

@@ -12,7 +12,7 @@ from outrider.providers.cpu.arena import LARGE, address
 from outrider.providers.cpu.blocks import ABSENT, Code, Op
 from outrider.providers.cpu.items import FIXED, KNOWN, Item, Root
 from outrider.providers.cpu.kernels.frame import Bind, Dynamic
-from outrider.providers.failures import fail
+from outrider.providers.wire.failures import fail
 from outrider.shm import memory
 
 if TYPE_CHECKING:

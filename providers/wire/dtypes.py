@@ -10,7 +10,7 @@ elsewhere the raw unsigned integers of the same width do, one element per byte f
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ INTEGERS = SIGNED | UNSIGNED
 NUMBERS = FLOATS | INTEGERS
 
 
-@lru_cache(maxsize=None)
+@cache
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The numpy form of an ONNX dtype (one element per item, packed types unpacked; strings are objects).
 
@@ -72,7 +72,7 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     raise ValueError(f"{dtype!r} is not an element type; those are {', '.join(sorted(NUMBER))}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def onnx_name(dtype: np.dtype[Any]) -> str:
     """The ONNX name of a numpy dtype. Raises ValueError where ONNX has no such type (datetime, structured, ...)."""
     if dtype.kind in "OUS" or type(dtype).__name__ == "StringDType":
@@ -85,7 +85,7 @@ def onnx_name(dtype: np.dtype[Any]) -> str:
     raise ValueError(f"ONNX has no tensor type for numpy dtype {dtype}")
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_raw(dtype: str) -> bool:
     """True where `numpy_dtype` gives raw integers for want of `ml_dtypes`: bits to move, nothing to compute."""
     return dtype in _EXTENDED and numpy_dtype(dtype) == np.dtype(_EXTENDED[dtype][1])

@@ -15,3 +15,9 @@ class ProtocolMismatchError(OutriderError, RuntimeError):
     """Coordinator and worker do not speak the same protocol version."""
 
     _fields = ("ours", "theirs")
+
+
+class KernelError(OutriderError, RuntimeError):
+    """A kernel raised while its unit ran. The worker lives on; the next run may succeed."""
+
+    _fields = ("provider", "node", "op", "opset", "inputs", "cause", "remote_traceback")

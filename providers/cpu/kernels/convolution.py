@@ -330,7 +330,9 @@ def conv(b: Bind, p: Convolution) -> None:
     g = conv_geometry(p, x, w)
     y = b.out(0, (x.shape[0], w.shape[0]) + g.out, x.dtype)
     total = target(b, y)
-    known = b.const(1).astype(total.dtype, copy=False) if b.is_const(1) else None
+    known = None
+    if b.is_const(1):
+        known = b.const(1) if b.array(1).dtype == w.dtype else w
     convolve(b, x, w, total, g, p.group, 1, known)
     if b.has(2):
         add_bias(b, total, widened(b, 2))
@@ -432,7 +434,7 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
         features = p.group * per_group
         columns = b.scratch((features,) + g.kernel + g.out, dtype)
         matrix = columns.reshape(p.group, depth, count)
-        tiled = g.kernel == g.strides and not any(g.begin)
+        tiled = g.kernel == g.strides and not any(g.begin) and set(g.dilations) == {1}
         if tiled and out == tuple(o * s for o, s in zip(g.out, g.strides, strict=True)):
             each = [(slice(None), *tap) for tap in g.taps()]
             steps = [tuple(slice(t, None, k) for t, k in zip(tap, g.kernel, strict=True)) for tap in g.taps()]

@@ -14,14 +14,23 @@ from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
 
 
-def _parse_batch(node: Node) -> float:
-    if node.attributes.get("training_mode", 0):
-        raise Unsupported("training_mode 1")
-    if sum(1 for output in node.outputs if output.name) > 1:
-        raise Unsupported("running statistics as outputs")
-    if node.attributes.get("spatial", 1) != 1:
+@dataclass(frozen=True)
+class Batch:
+    """Attributes of BatchNormalization."""
+
+    epsilon: float
+    momentum: float
+    training: bool
+
+
+def _parse_batch(node: Node) -> Batch:
+    get = node.attributes.get
+    training = bool(get("training_mode", 0))
+    if not training and sum(1 for output in node.outputs if output.name) > 1:
+        raise Unsupported("running statistics as outputs without training_mode")
+    if get("spatial", 1) != 1:
         raise Unsupported("spatial 0")
-    return float(node.attributes.get("epsilon", 1e-5))
+    return Batch(float(get("epsilon", 1e-5)), float(get("momentum", 0.9)), training)
 
 
 def _affine(
@@ -35,9 +44,24 @@ def _affine(
     np.subtract(bias, out[1], out[1])
 
 
+def _statistics(x: np.ndarray, axes: tuple[int, ...], mean: np.ndarray, var: np.ndarray) -> None:
+    """Mean and population variance over `axes`; both keep them as 1."""
+    count = x.size // max(1, mean.size)
+    np.add.reduce(x, axes, None, mean, True)
+    np.divide(mean, count, mean)
+    centred = x - mean
+    np.multiply(centred, centred, centred)
+    np.add.reduce(centred, axes, None, var, True)
+    np.divide(var, count, var)
+
+
+def _blend(old: np.ndarray, new: np.ndarray, momentum: float, out: np.ndarray) -> None:
+    np.copyto(out, old * momentum + new * (1 - momentum), "unsafe")
+
+
 @kernel("BatchNormalization", since=7, dtypes={0: FLOATS}, parse=_parse_batch)
-def batch_normalization(b: Bind, epsilon: float) -> None:
-    """ONNX BatchNormalization-15, inference: one multiply and one add per element."""
+def batch_normalization(b: Bind, p: Batch) -> None:
+    """ONNX BatchNormalization-15: a multiply and an add per element; in training mode with the batch's statistics."""
     x = b.array(0)
     if x.ndim < 1:
         raise ValueError("the input has no axes")
@@ -45,21 +69,33 @@ def batch_normalization(b: Bind, epsilon: float) -> None:
     y = b.reuse(0, 0)
     total = target(b, y)
     dtype = total.dtype
-    if all(b.is_const(i) for i in range(1, 5)):
+    shape = (channels,) + (1,) * max(0, x.ndim - 2)
+    x = cast(b, x, dtype)
+    affine = b.scratch((2, channels), dtype)
+    if p.training:
+        mean, var = b.scratch(shape, dtype), b.scratch(shape, dtype)
+        axes = tuple(axis for axis in range(x.ndim) if axis != 1)
+        kept = (1,) * min(1, x.ndim - 1) + shape
+        b.step(_statistics, x, axes, mean.reshape(kept), var.reshape(kept))
+        mean, var = mean.reshape(channels), var.reshape(channels)
+        b.step(_affine, widened(b, 1), widened(b, 2), mean, var, p.epsilon, affine)
+        for i, new in ((1, mean), (2, var)):
+            if b.wanted(i):
+                old = b.array(2 + i)
+                b.step(_blend, cast(b, old, wide(old.dtype)), new, p.momentum, b.out(i, old.shape, old.dtype))
+    elif all(b.is_const(i) for i in range(1, 5)):
 
         def make(scale: np.ndarray) -> np.ndarray:
-            affine = np.empty((2, channels), dtype)
+            made = np.empty((2, channels), dtype)
             parts = [np.asarray(part, dtype) for part in (scale, b.const(2), b.const(3), b.const(4))]
-            _affine(*parts, epsilon, affine)
-            return affine
+            _affine(*parts, p.epsilon, made)
+            return made
 
         names = ",".join(value.name for value in b.node.inputs[2:5])
-        affine = b.packed(f"affine {dtype.name} {epsilon} {names}", 1, make)
+        affine = b.packed(f"affine {dtype.name} {p.epsilon} {names}", 1, make)
     else:
-        affine = b.scratch((2, channels), dtype)
-        b.step(_affine, *(cast(b, b.array(i), dtype) for i in range(1, 5)), epsilon, affine)
-    shape = (channels,) + (1,) * max(0, x.ndim - 2)
-    b.step(np.multiply, cast(b, x, dtype), affine[0].reshape(shape), total)
+        b.step(_affine, *(cast(b, b.array(i), dtype) for i in range(1, 5)), p.epsilon, affine)
+    b.step(np.multiply, x, affine[0].reshape(shape), total)
     b.step(np.add, total, affine[1].reshape(shape), total)
     finish(b, y, total)
 
