@@ -144,7 +144,9 @@ def test_functions_that_call_themselves_are_named() -> None:
 def test_nesting_is_bounded() -> None:
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
     functions = [
-        helper.make_function("d", f"f{i}", ["x"], ["y"], [helper.make_node(f"f{i + 1}", ["x"], ["y"], domain="d")], imports)
+        helper.make_function(
+            "d", f"f{i}", ["x"], ["y"], [helper.make_node(f"f{i + 1}", ["x"], ["y"], domain="d")], imports
+        )
         for i in range(100)
     ]
     call = helper.make_node("f0", ["x"], ["y"], domain="d")
@@ -206,7 +208,9 @@ def test_malformed_initializers_are_named(change: object, text: str) -> None:
 
 
 # External data -----------------------------------------------------------------------------------------------------
-def external(location: str, shape: list[int], offset: object = None, length: object = None, dtype: int = FLOAT) -> TensorProto:
+def external(
+    location: str, shape: list[int], offset: object = None, length: object = None, dtype: int = FLOAT
+) -> TensorProto:
     tensor = TensorProto(name="w", data_type=dtype, dims=shape, data_location=TensorProto.EXTERNAL)
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         if value is not None:
@@ -318,7 +322,8 @@ def test_external_packed_types_are_unpacked_when_read(tmp_path: Path, dtype: str
     values = np.array([1, 0, 1, 1, 0, 1, 1], numpy_dtype(dtype))
     packed = numpy_helper.from_array(values, "w")
     (tmp_path / "w.bin").write_bytes(packed.raw_data)
-    proto = model([helper.make_node("Identity", ["w"], ["y"])], {}, ["y"], [external("w.bin", [7], dtype=packed.data_type)], 25)
+    weight = external("w.bin", [7], dtype=packed.data_type)
+    proto = model([helper.make_node("Identity", ["w"], ["y"])], {}, ["y"], [weight], 25)
     proto.graph.output[0].type.tensor_type.elem_type = packed.data_type
     loaded = load_model(proto, base_dir=tmp_path)
     ref = loaded.graph.constants["w"]
