@@ -44,7 +44,7 @@ class _Compiled:
 
 
 class PerSignature(Program):
-    """Compiles the unit again for each signature of input dtypes and shapes; the least recently used ones are dropped."""
+    """Compiles the unit again for each signature of input dtypes and shapes; drops the least recently used ones."""
 
     def __init__(self, provider: Provider, unit: Unit) -> None:
         self.provider = provider
@@ -56,8 +56,10 @@ class PerSignature(Program):
         compiled = self._cache.pop(signature, None)
         if compiled is None:
             values = tuple(
-                dataclasses.replace(value, dtype=onnx_name(x.dtype), shape=x.shape) if isinstance(x, np.ndarray) else value
-                for value, x in zip(self.unit.inputs, inputs)
+                dataclasses.replace(value, dtype=onnx_name(x.dtype), shape=x.shape)
+                if isinstance(x, np.ndarray)
+                else value
+                for value, x in zip(self.unit.inputs, inputs, strict=True)
             )
             compiled = _Compiled(self.provider, dataclasses.replace(self.unit, inputs=values))
             if len(self._cache) >= SIGNATURES:

@@ -1,8 +1,8 @@
 """One unit in a worker, bound to the places of its inputs and outputs, one binding per combination that occurs.
 
-A known combination costs one dictionary look-up per run. Outputs that only the caller gets, and that are large, are written
-straight into a block of the output pool; as the caller may hold earlier results, up to `VARIANTS` bindings to different
-blocks are made, and beyond that the result is copied into a fresh block.
+A known combination costs one dictionary look-up per run. Outputs that only the caller gets, and that are large, are
+written straight into a block of the output pool; as the caller may hold earlier results, up to `VARIANTS` bindings to
+different blocks are made, and beyond that the result is copied into a fresh block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from outrider.providers.contract import Program, ProviderContractError, Run, Unit
 from outrider.providers.wire import values
-from outrider.providers.wire.dtypes import NUMBER, is_tensor, numpy_dtype, onnx_name
+from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_dtype, onnx_name
 from outrider.shm.board import TENSOR, BoardWriter, Layout
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
@@ -76,7 +76,8 @@ class BoundUnit:
         self._pool = pool
         self._counters = counters
         self._bindings: dict[tuple[Any, ...], list[_Binding]] = {}
-        self._held: dict[tuple[int, int], tuple[int, np.ndarray]] = {}  # (output, slot) -> the last stored array, read-only
+        # (output, slot) -> the last stored array, read-only
+        self._held: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
         self._epoch = places.epoch
 
     def run(self, slot: int, inputs: Sequence[Any]) -> list[tuple[int, Any]]:
@@ -175,7 +176,7 @@ class BoundUnit:
             if not isinstance(value, np.generic):
                 raise self._broken(port.name, f"an array of {declared.dtype}", type(value).__name__)
             value = np.asarray(value)
-        if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS" and type(value.dtype).__name__ != "StringDType":
+        if isinstance(value, np.ndarray) and not is_string(value.dtype):
             try:
                 dtype = onnx_name(value.dtype)
             except ValueError as error:
@@ -225,7 +226,8 @@ class BoundUnit:
 
 def _same_place(last: tuple[int, np.ndarray], number: int, array: np.ndarray) -> bool:
     held = last[1]
-    return last[0] == number and held.shape == array.shape and held.dtype == array.dtype and _address(held) == _address(array)
+    same_form = held.shape == array.shape and held.dtype == array.dtype
+    return last[0] == number and same_form and _address(held) == _address(array)
 
 
 def _address(array: np.ndarray) -> int:

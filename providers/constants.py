@@ -23,7 +23,7 @@ class Constants:
         self._cache: dict[tuple[Any, ...], np.ndarray] = {}
 
     def array(self, ref: TensorRef) -> np.ndarray:
-        """The constant. Raises WireError for a malformed reference and the errors of `shm.weights` for a changed file."""
+        """The constant. Raises WireError for a malformed reference, the errors of `shm.weights` for a changed file."""
         key = (ref.path, ref.segment, ref.offset, ref.nbytes, ref.dtype, ref.shape)
         found = self._cache.get(key)
         if found is None:
@@ -41,7 +41,9 @@ class Constants:
         else:
             descriptor = self._segments.get(ref.segment)
             if descriptor is None:
-                raise WireError(f"no weight segment is numbered {ref.segment}", where="TensorRef", reason="unknown segment")
+                raise WireError(
+                    f"no weight segment is numbered {ref.segment}", where="TensorRef", reason="unknown segment"
+                )
             view = self._maps.segment_view(descriptor, ref.offset, ref.nbytes)
         if ref.dtype == "string":
             return _strings(view, ref.shape, count)
@@ -50,7 +52,9 @@ class Constants:
             return _unpacked(view, ref, dtype, count)
         if count * dtype.itemsize != ref.nbytes:
             raise WireError(
-                f"{ref.nbytes} bytes for a constant {ref.dtype}{list(ref.shape)}", where="TensorRef", reason="wrong size"
+                f"{ref.nbytes} bytes for a constant {ref.dtype}{list(ref.shape)}",
+                where="TensorRef",
+                reason="wrong size",
             )
         array = np.ndarray(ref.shape, dtype, buffer=view) if ref.nbytes else np.empty(ref.shape, dtype)
         array.flags.writeable = False

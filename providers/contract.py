@@ -11,11 +11,11 @@ A provider claims nodes, compiles units and is called with arrays. The simplest 
 It lives in a worker process of its own, is made there without arguments, and is called from one thread, never
 concurrently. Everything else on this page is optional.
 
-What is what: a **Graph** is what a provider is asked about; a **Node** has `op_type`, `domain` ('' is ai.onnx), `opset`,
-`name`, `attributes` (decoded: int, float, str, lists, read-only arrays, Graphs for bodies), `inputs` and `outputs`; those
-are **Values** with `name`, `dtype` (ONNX name in lower case, `'undefined'` for an omitted optional input, which keeps its
-position), `shape` (tuple of int, str or None; None for unknown rank) and `constant`. `graph.constants` and
-`unit.constants` map names to read-only arrays, read from shared memory when asked for.
+What is what: a **Graph** is what a provider is asked about; a **Node** has `op_type`, `domain` ('' is ai.onnx),
+`opset`, `name`, `attributes` (decoded: int, float, str, lists, read-only arrays, Graphs for bodies), `inputs` and
+`outputs`; those are **Values** with `name`, `dtype` (ONNX name in lower case, `'undefined'` for an omitted optional
+input, which keeps its position), `shape` (tuple of int, str or None; None for unknown rank) and `constant`.
+`graph.constants` and `unit.constants` map names to read-only arrays, read from shared memory when asked for.
 """
 
 from __future__ import annotations

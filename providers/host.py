@@ -1,8 +1,9 @@
 """A session inside a worker: its partitions, and the loop that runs those whose inputs have arrived.
 
-The word of every input edge carries the run it belongs to. A partition of a slot is ready when all its input words carry
-the same run, newer than the last one it served; it runs its units in order, publishes the words of its outputs, then its
-`done` word, and rings whoever waits. A void input, or a failure, makes it publish void instead, so every run drains.
+The word of every input edge carries the run it belongs to. A partition of a slot is ready when all its input words
+carry the same run, newer than the last one it served; it runs its units in order, publishes the words of its outputs,
+then its `done` word, and rings whoever waits. A void input, or a failure, makes it publish void instead, so every run
+drains.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Partition:
                 results = unit.run(slot, arguments)
             except (Exception, SystemExit) as error:  # a provider may raise anything
                 fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
-            for port_out, (number, value) in zip(unit.outputs, results):
+            for port_out, (number, value) in zip(unit.outputs, results, strict=True):
                 known[port_out.name] = value
                 numbers[port_out.name] = number
         return [(edge, numbers[name]) for name, edge in self.outputs]
@@ -162,7 +163,7 @@ class LoadedSession:
                 self._lanes += [(Lane(partition, slot), bells, plan.last) for slot in range(slots)]
 
     def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
-        ports = {output["name"]: OutputPort(output["name"], output["edge"], output["result"]) for output in plan.outputs}
+        ports = {one["name"]: OutputPort(one["name"], one["edge"], one["result"]) for one in plan.outputs}
         units: list[BoundUnit] = []
         for index, body in enumerate(plan.units):
             graph = self._constants.graph(unpack_graph(body["graph"]))

@@ -1,9 +1,9 @@
 """The worker process: `python -c "... worker.main(boot_fd)"`, started by the coordinator's monitor thread.
 
 Two threads. *main* owns the provider: it imports it, answers claims, compiles, and runs partitions, blocked on the
-worker's doorbell in between. *control* owns the ZeroMQ socket and watches the coordinator's pidfd; it passes messages to
-main by a deque and the doorbell. If the coordinator dies, control ends the process at once; while native code holds the
-GIL, the parent-death signal does.
+worker's doorbell in between. *control* owns the ZeroMQ socket and watches the coordinator's pidfd; it passes messages
+to main by a deque and the doorbell. If the coordinator dies, control ends the process at once; while native code holds
+the GIL, the parent-death signal does.
 
 The boot record (msgpack in a memfd): endpoint, identity, name, kind, options, device, threads, incarnation, and the
 numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`.
@@ -119,9 +119,8 @@ class Worker:
         boot = self.boot
         try:
             self.provider = load_provider(boot["kind"])
-            self.provider.setup(
-                Context(boot["options"], boot["device"], boot["threads"], logging.getLogger(f"outrider.provider.{self.name}"))
-            )
+            logger = logging.getLogger(f"outrider.provider.{self.name}")
+            self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger))
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
             reason = str(error) if known else f"{type(error).__name__}: {error}"

@@ -73,12 +73,12 @@ def placement_report(placer: Placer, blueprint: Blueprint, fleet: Fleet) -> Plac
     ]
     providers += [PlacedProvider(name, "absent", reason=reason) for name, reason in fleet.absent.items()]
     dropped = [
-        f"a claim of {names[one.offer.provider]} on {', '.join(graph.nodes[i].name for i in one.offer.nodes[:3])} was dropped: "
-        f"{one.reason}"
+        f"a claim of {names[one.offer.provider]} on {', '.join(graph.nodes[i].name for i in one.offer.nodes[:3])} "
+        f"was dropped: {one.reason}"
         for one in plan.dropped
     ]
-    notes = [*placer.loaded.notes, *placer.notes, *dropped]
-    return PlacementReport(partitions, placed, transfers, group_declines(refusals), providers, tuple(dict.fromkeys(notes)))
+    notes = tuple(dict.fromkeys([*placer.loaded.notes, *placer.notes, *dropped]))
+    return PlacementReport(partitions, placed, transfers, group_declines(refusals), providers, notes)
 
 
 def session_stats(placer: Placer, blueprint: Blueprint, fleet: Fleet, runner: Runner, session: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A plan on its workers: one generation of boards, segments, pools and doorbells, and the `Load` message for each worker.
+"""A plan on its workers: one generation of boards, segments, pools and doorbells, and each worker's `Load` message.
 
     board 0   the coordinator's: edge 0 is the start word of a run, then one edge per model input that is read
     board n   the worker n's (its index in the fleet + 1): one edge per unit output, one `done` edge per partition
@@ -175,7 +175,9 @@ class UnitGraphs:
 class Deployer:
     """Makes generations of one session on a fleet. Not thread-safe: the session calls it with no run in flight."""
 
-    def __init__(self, fleet: Fleet, session: int, weights: Mapping[int, int], slot_bells: Sequence[Doorbell], deadline: float) -> None:
+    def __init__(
+        self, fleet: Fleet, session: int, weights: Mapping[int, int], slot_bells: Sequence[Doorbell], deadline: float
+    ) -> None:
         self.fleet = fleet
         self.session = session
         self.weights = weights  # weight segment -> descriptor
@@ -254,7 +256,11 @@ class Deployer:
             places=places,
             sides=sides,
             inputs=numbering.inputs,
-            outputs={edge.value: numbering.values[edge.value][1:] for edge in blueprint.edges if edge.to_caller and edge.producer != CALLER},
+            outputs={
+                edge.value: numbering.values[edge.value][1:]
+                for edge in blueprint.edges
+                if edge.to_caller and edge.producer != CALLER
+            },
             results=[(numbering.board_of[p.partition], o["edge"]) for p in plans for o in p.outputs if o["result"]],
             dones=[(numbering.board_of[plan.partition], plan.done) for plan in plans],
             lasts=[(numbering.board_of[plan.partition], plan.done) for plan in plans if plan.last],

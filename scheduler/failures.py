@@ -9,20 +9,21 @@ from outrider.scheduler import errors
 from outrider.scheduler.deploy import Generation
 from outrider.shm.errors import OutriderError
 
-KINDS = [
-    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OutriderError)
-]
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OutriderError)]
 
 
 def error_of(message: messages.Failed, generation: Generation) -> OutriderError:
     """The typed error a worker raised, with the provider's name filled in; anything else becomes a KernelError."""
-    provider = next(
-        (side.worker.name for board, side in generation.sides.items() if message.partition in generation.partitions_of[board]),
-        None,
+    owners = (
+        side.worker.name
+        for board, side in generation.sides.items()
+        if message.partition in generation.partitions_of[board]
     )
+    provider = next(owners, None)
     error = error_from_plain(message.error, KINDS)
     if error is None:
-        nodes = generation.partition_nodes[message.partition] if message.partition < len(generation.partition_nodes) else []
+        known = message.partition < len(generation.partition_nodes)
+        nodes = generation.partition_nodes[message.partition] if known else []
         cause = f"{message.error.get('type')}: {message.error.get('message')}"
         error = KernelError(
             f"provider {provider} failed in partition {message.partition} ({', '.join(nodes[:3])}"

@@ -1,7 +1,7 @@
 """A fleet: the workers that one or more sessions run on.
 
-A session makes a fleet of its own unless it is given one. Workers start side by side; the fleet is there when each has said
-Hello or been skipped as not required.
+A session makes a fleet of its own unless it is given one. Workers start side by side; the fleet is there when each has
+said Hello or been skipped as not required.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Fleet:
             self.close()
             raise
 
-    # The user's side ---------------------------------------------------------------------------------------------------
+    # The user's side ------------------------------------------------------------------------------------------------
     def close(self) -> None:
         """Stop the workers and leave nothing behind. Sessions on this fleet cannot run any more."""
         self._finalizer()
@@ -83,8 +83,8 @@ class Fleet:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else ", ".join(f"{worker.name} ({worker.life.state})" for worker in self.workers)
-        return f"<Fleet {state}>"
+        states = ", ".join(f"{worker.name} ({worker.life.state})" for worker in self.workers)
+        return f"<Fleet {'closed' if self.closed else states}>"
 
     @property
     def closed(self) -> bool:
@@ -110,7 +110,7 @@ class Fleet:
         """provider -> versions that its worker reported."""
         return {worker.name: dict(worker.hello.versions) for worker in self.workers if worker.hello is not None}
 
-    # The session's side --------------------------------------------------------------------------------------------------
+    # The session's side ---------------------------------------------------------------------------------------------
     @property
     def workers(self) -> list[Worker]:
         """Those that started, in priority order."""
@@ -133,7 +133,9 @@ class Fleet:
         for name in names:
             if name not in known:
                 raise ProviderUnavailableError(
-                    f"the fleet has no provider {name!r}; it has {', '.join(known)}", provider=name, reason="not in the fleet"
+                    f"the fleet has no provider {name!r}; it has {', '.join(known)}",
+                    provider=name,
+                    reason="not in the fleet",
                 )
         return [known[name] for name in names]
 

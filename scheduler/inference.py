@@ -3,12 +3,12 @@
 It runs on the skeleton. Declared shapes of outputs are no evidence (they lie in real models) and are cleared first, in
 bodies too; declared dtypes stay.
 
-ONNX's data propagation (what Shape, Gather and Concat compute for a Reshape) represents a 1-D tensor of n elements by
-n protobuf messages, also where it is a weight of a billion floats. So it is let loose only on nodes whose inputs are
+ONNX's data propagation (what Shape, Gather and Concat compute for a Reshape) represents a 1-D tensor of n elements by n
+protobuf messages, also where it is a weight of a billion floats. So it is let loose only on nodes whose inputs are
 known to be short lists of integers; the others are hidden meanwhile, and the two kinds of inference alternate.
 
-A graph with nodes of several opsets (functions have their own imports) is inferred
-once per opset, the nodes of the others hidden, until nothing new is learnt.
+A graph with nodes of several opsets (functions have their own imports) is inferred once per opset, the nodes of the
+others hidden, until nothing new is learnt.
 """
 
 from __future__ import annotations

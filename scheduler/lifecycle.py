@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import Union
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Exited:
     output: str
 
 
-Event = Union[SaidHello, SaidStartFailed, Late, StopAsked, Exited]
+Event = SaidHello | SaidStartFailed | Late | StopAsked | Exited
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Kill:
     pass
 
 
-Instruction = Union[Welcome, Refuse, Mourn, SendStop, Kill]
+Instruction = Welcome | Refuse | Mourn | SendStop | Kill
 
 
 def signal_name(code: int) -> str | None:

@@ -1,7 +1,7 @@
 """The monitor: the one thread of a fleet that owns sockets, processes and deadlines. A thin shell around `lifecycle`.
 
-It spawns workers (a worker dies with the thread that spawned it), reads the ROUTER socket, watches pidfds and the workers'
-output, and hands replies to whoever waits for them. Other threads reach it by `call`, never by its sockets.
+It spawns workers (a worker dies with the thread that spawned it), reads the ROUTER socket, watches pidfds and the
+workers' output, and hands replies to whoever waits for them. Other threads reach it by `call`, never by its sockets.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Worker:
         return 0 if self.process is None else self.process.pid
 
     def send_descriptors(self, fds: list[int]) -> list[int]:
-        """Send duplicates; returns the ids that messages may name them by. Raises ChannelClosedError when it is gone."""
+        """Send duplicates; the ids that messages may name them by. Raises ChannelClosedError when it is gone."""
         with self._channel_lock:
             if self.channel is None:
                 raise ChannelClosedError(f"worker {self.name} is not running")
@@ -137,7 +137,7 @@ class Monitor(threading.Thread):
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._watched: dict[int, Callable[[], None]] = {}
 
-    # From any thread ---------------------------------------------------------------------------------------------------
+    # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
         """Have the monitor do this soon, in order."""
         self._calls.append(action)
@@ -183,7 +183,7 @@ class Monitor(threading.Thread):
         else:
             self._close()
 
-    # On the monitor's thread -------------------------------------------------------------------------------------------
+    # On the monitor's thread ----------------------------------------------------------------------------------------
     def run(self) -> None:
         try:
             self._serve()
@@ -384,7 +384,8 @@ class Monitor(threading.Thread):
     def _bury(self, worker: Worker, death: lifecycle.Mourn) -> None:
         error = WorkerDiedError(
             f"worker {worker.name} (incarnation {worker.incarnation}, pid {worker.pid}) died: "
-            f"{lifecycle.exit_text(death.code)}." + (f" Its last output:\n{death.output}" if death.output.strip() else ""),
+            f"{lifecycle.exit_text(death.code)}."
+            + (f" Its last output:\n{death.output}" if death.output.strip() else ""),
             provider=worker.name,
             incarnation=worker.incarnation,
             exit_code=death.code,
@@ -424,8 +425,8 @@ class Monitor(threading.Thread):
 def _bound_without_a_name(router: zmq.Socket[bytes]) -> int:
     """Bind an ipc:// endpoint and remove its file; returns a descriptor of it (O_PATH), which workers inherit.
 
-    They connect to `/proc/self/fd/<number>`. So nobody else can reach the socket, and a coordinator that is killed leaves
-    no file behind.
+    They connect to `/proc/self/fd/<number>`. So nobody else can reach the socket, and a coordinator that is killed
+    leaves no file behind.
     """
     folder = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
     try:

@@ -133,7 +133,9 @@ def left_over(graph: Graph, positions: Sequence[int]) -> Graph:
 class Placer:
     """Places one model on workers. `workers` are in priority order; positions in it are the planner's providers."""
 
-    def __init__(self, loaded: LoadedModel, workers: Sequence[Worker], deployer: Deployer, options: SessionOptions) -> None:
+    def __init__(
+        self, loaded: LoadedModel, workers: Sequence[Worker], deployer: Deployer, options: SessionOptions
+    ) -> None:
         self.loaded = loaded
         self.workers = list(workers)
         self.deployer = deployer
@@ -175,8 +177,8 @@ class Placer:
             name = self.graph.nodes[node].name
             reason = self.answers.reason(provider, name)
             raise PinDeclinedError(
-                f"node {name!r} ({self.graph.nodes[node].label}) is pinned to {names[provider]}, which does not take it: "
-                f"{reason}",
+                f"node {name!r} ({self.graph.nodes[node].label}) is pinned to {names[provider]}, "
+                f"which does not take it: {reason}",
                 pin=next((key for key, value in self.options.pins.items() if value == names[provider]), None),
                 node=name,
                 provider=names[provider],
@@ -204,7 +206,9 @@ class Placer:
         """
         for partition, unit, reason, traceback in refused:
             if partition < 0:
-                raise ProviderUnavailableError(f"a worker could not load its part of the model: {reason}", reason=reason)
+                raise ProviderUnavailableError(
+                    f"a worker could not load its part of the model: {reason}", reason=reason
+                )
             placed = blueprint.plan.partitions[partition]
             nodes = [self.graph.nodes[i].name for i in blueprint.plan.units[placed.units[unit]].nodes]
             worker = self.workers[placed.provider].name
@@ -275,7 +279,9 @@ class Placer:
                     wanted.setdefault(node.name, self.options.pins[call])
                     wanted.pop(call, None)
         resolved = pinning.resolve(wanted, names, providers)
-        self.notes += [f"the pin {key!r} has no effect: {name} is made of constants only" for key, name in resolved.constant]
+        self.notes += [
+            f"the pin {key!r} has no effect: {name} is made of constants only" for key, name in resolved.constant
+        ]
         return {position: provider for position, provider in resolved.assignment.items() if position < len(self.nodes)}
 
     def _unsupported(self) -> UnsupportedOpError:

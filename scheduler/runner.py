@@ -1,7 +1,7 @@
-"""Runs: the calling thread writes the inputs and their words, rings the first workers, and blocks on its slot's doorbell.
+"""Runs: the calling thread writes the inputs and their words, rings the first workers, blocks on its slot's doorbell.
 
-No message, descriptor, dispatcher or Future takes part in a run that goes well. The monitor's thread comes in only when a
-partition failed or a worker died: it notes that and rings the slots' doorbells.
+No message, descriptor, dispatcher or Future takes part in a run that goes well. The monitor's thread comes in only when
+a partition failed or a worker died: it notes that and rings the slots' doorbells.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Runner:
         self._failures: dict[int, OutriderError] = {}
         self._failed = threading.Condition()
 
-    # Told by the monitor's thread ----------------------------------------------------------------------------------------
+    # Told by the monitor's thread -----------------------------------------------------------------------------------
     def on_failed(self, message: messages.Failed) -> None:
         """A partition failed: keep the first story of each run."""
         generation = self.generation
@@ -100,7 +100,7 @@ class Runner:
         for slot in self.slots.items:
             slot.bell.ring()
 
-    # Called by the session -----------------------------------------------------------------------------------------------
+    # Called by the session ------------------------------------------------------------------------------------------
     def install(self, generation: Generation) -> None:
         """Use a new generation. The session has taken all slots, or has not run yet."""
         self.generation = generation
@@ -112,8 +112,8 @@ class Runner:
     def run(self, feeds: Mapping[str, Any], defaults: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
         """One run on checked feeds; the model outputs of `wanted` that a worker makes, by name.
 
-        `defaults`: initializers of inputs that were not fed. Raises KernelError, ProviderContractError, OutOfMemoryError,
-        WorkerDiedError, SessionClosedError.
+        `defaults`: initializers of inputs that were not fed. Raises KernelError, ProviderContractError,
+        OutOfMemoryError, WorkerDiedError, SessionClosedError.
         """
         slot = self.slots.take()
         try:
@@ -141,7 +141,8 @@ class Runner:
             self._run += 1
             run = self._run
         numbers = [
-            (edge, self._write(generation, slot, name, edge, feeds, defaults)) for name, edge in generation.inputs.items()
+            (edge, self._write(generation, slot, name, edge, feeds, defaults))
+            for name, edge in generation.inputs.items()
         ]
         slot.pending = run
         board.publish(START, index, run, 1)
@@ -221,7 +222,8 @@ class Runner:
             side = generation.sides[board]
             if side.worker.name == death.provider and side.reader.word(edge, slot.index) >> 16 != run:
                 nodes = generation.partition_nodes[partition]
-                story = f"{death.message} It owed partition {partition} ({', '.join(nodes[:3])}{', ...' if len(nodes) > 3 else ''})."
+                some = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
+                story = f"{death.message} It owed partition {partition} ({some})."
                 return WorkerDiedError(story, **{**death.fields(), "partition": partition, "nodes": nodes})
         return death
 

@@ -238,7 +238,9 @@ class InferenceSession:
     # Not built yet -------------------------------------------------------------------------------------------------
     def _later(self, method: str) -> NoReturn:
         raise UnsupportedOptionError(
-            f"InferenceSession.{method} is not built yet; use run()", option=f"InferenceSession.{method}", reason="not built yet"
+            f"InferenceSession.{method} is not built yet; use run()",
+            option=f"InferenceSession.{method}",
+            reason="not built yet",
         )
 
     def run_async(self, *args: Any, **kwargs: Any) -> NoReturn:

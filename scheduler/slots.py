@@ -18,7 +18,7 @@ class _Ticket(Generic[T]):
 
 
 class Slots(Generic[T]):
-    """A fixed set of items. `take` blocks until one is free; `take_all` until all are, and keeps others out meanwhile."""
+    """A fixed set of items. `take` blocks until one is free; `take_all` until all are, keeping others out till then."""
 
     def __init__(self, items: Sequence[T]) -> None:
         self.items = tuple(items)

@@ -52,12 +52,13 @@ class Places:
         try:
             offset = self._ranges.allocate(max(capacity, 1))
         except RangesFullError as error:
-            available = min(memory.available_bytes(), self.segment.nbytes)
+            memory.check(value, nbytes)  # what the machine lacks is the better story
+            left = self.segment.nbytes - self._ranges.in_use
             raise OutOfMemoryError(
-                f"value {value!r} needs {nbytes:,} bytes; {available:,} bytes are available",
+                f"value {value!r} needs {nbytes:,} bytes, more than its segment has left ({left:,} bytes)",
                 value=value,
                 asked=nbytes,
-                available=available,
+                available=left,
             ) from error
         try:
             self.segment.populate(offset, capacity, value)

@@ -17,7 +17,8 @@ def tensor(name: str, shape: Sequence[Any] | None, dtype: int = TensorProto.FLOA
 
 def node(op: str, inputs: str, outputs: str, name: str = "", **attributes: Any) -> onnx.NodeProto:
     """`node("Add", "x y", "z")`; '-' stands for an omitted input."""
-    return helper.make_node(op, ["" if i == "-" else i for i in inputs.split()], outputs.split(), name=name, **attributes)
+    names = ["" if i == "-" else i for i in inputs.split()]
+    return helper.make_node(op, names, outputs.split(), name=name, **attributes)
 
 
 def model(

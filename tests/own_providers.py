@@ -1,4 +1,4 @@
-"""Providers as a user would write them, loaded by path or module name in the tests. The first is the design's example."""
+"""Providers as a user would write them, loaded by path or module name. The first is the design's example."""
 
 import ctypes
 import os

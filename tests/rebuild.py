@@ -1,4 +1,4 @@
-"""A ModelProto made from a plain graph, so that tests can run the side table with an oracle that is not ours."""
+"""A ModelProto made from a plain graph, so that an oracle that is not ours can run what the side table says."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def rebuild(graph: Graph, store: WeightStore, outputs: list[onnx.ValueInfoProto]
     proto = _graph(graph, store)
     del proto.output[:]
     proto.output.extend(outputs)
-    imports = [
-        helper.make_opsetid(domain, opset if domain == "" else version) for domain, version in graph.opsets.items()
-    ]
+    versions = {domain: opset if domain == "" else version for domain, version in graph.opsets.items()}
+    imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     return helper.make_model(proto, opset_imports=imports, ir_version=10)
 
 

@@ -1,9 +1,8 @@
-"""Sizes: weights of gigabytes that no message carries, an edge that would be a terabyte, files meant to do harm."""
+"""Models that are larger than they may cost: external weights, values beyond memory, functions that multiply."""
 
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -11,48 +10,52 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import outrider
 from outrider.providers.wire import messages
-from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
-from outrider.scheduler import monitor as monitor_module
+from outrider.scheduler.errors import ModelLimitError, ModelLoadError, OutOfMemoryError
 from tests.builders import model, node, tensor
 from tests.leaks import worker_pids
 
 pytestmark = pytest.mark.fast
 
-ROWS, COLUMNS = 3 << 10, 256 << 10  # float32: 3 GiB
-GIB = 1 << 30
+ROWS, COLUMNS = 3 << 18, 1024  # of float32: 3 GiB
+MODEST = 500 << 20  # bytes
 
 
-def external(name: str, location: str, shape: list[int], offset: int = 0) -> TensorProto:
-    made = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
-    nbytes = 4 * int(np.prod(shape))
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(nbytes))):
-        made.external_data.add(key=key, value=value)
+def peak_bytes(pid: int | str) -> int:
+    """The most memory that a process has had in use at once."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+
+
+def external(name: str, shape: list[int], location: str, offset: int = 0) -> onnx.TensorProto:
+    """A float32 initializer whose bytes lie in another file."""
+    made = onnx.TensorProto(name=name, dims=shape, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    size = int(np.prod(shape)) * 4
+    for key, value in {"location": location, "offset": offset, "length": size}.items():
+        made.external_data.add(key=key, value=str(value))
     return made
 
 
 @pytest.fixture
-def three_gigabytes(tmp_path: Path) -> Path:
-    """w (3 GiB, in a sparse file) is gathered from on one worker; the rows are doubled by another."""
-    weights = tmp_path / "weights.bin"
-    with open(weights, "wb") as file:
-        file.truncate(4 * ROWS * COLUMNS)
-        for row in (0, 7, ROWS - 1):
-            file.seek(4 * row * COLUMNS)
-            file.write(np.full(16, row + 1, np.float32).tobytes())
-    nodes = [node("Gather", "w i", "rows", "pick"), node("Add", "rows rows", "y", "double")]
-    made = model(nodes, [tensor("i", ["N"], TensorProto.INT64)], [tensor("y", ["N", COLUMNS])])
-    made.graph.initializer.append(external("w", weights.name, [ROWS, COLUMNS]))
-    path = tmp_path / "model.onnx"
+def big(tmp_path: Path) -> Path:
+    """A table of 3 GiB in a sparse file, of which the last row is not zero; rows are gathered, then negated."""
+    last = np.arange(COLUMNS, dtype=np.float32)
+    with open(tmp_path / "table.bin", "wb") as file:
+        file.seek((ROWS - 1) * COLUMNS * 4)
+        file.write(last.tobytes())
+    made = model(
+        [node("Gather", "table rows", "g", name="gather"), node("Neg", "g", "y", name="negate")],
+        [tensor("rows", ["N"], TensorProto.INT64)],
+        [tensor("y", ["N", COLUMNS])],
+    )
+    made.graph.initializer.append(external("table", [ROWS, COLUMNS], "table.bin"))
+    path = tmp_path / "big.onnx"
     path.write_bytes(made.SerializeToString())
     return path
 
 
-def _mapped(pid: int, what: str) -> bool:
-    return what in Path(f"/proc/{pid}/maps").read_text()
-
-
-def test_three_gigabytes_of_weights(three_gigabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_weights_are_mapped_only_where_they_are_used(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     pack = messages.pack
 
@@ -62,102 +65,113 @@ def test_three_gigabytes_of_weights(three_gigabytes: Path, monkeypatch: pytest.M
         return body
 
     monkeypatch.setattr(messages, "pack", counted)
-    options = {"pins": {"pick": "cpu:1", "double": "cpu"}}
-    with Fleet(["cpu", "cpu:1"]) as fleet:
-        first, second = (worker.pid for worker in fleet.workers)
-        with InferenceSession(three_gigabytes, options=SessionOptions(fleet=fleet, **options)) as session:
-            result = session.run(None, {"i": np.array([7, 0, ROWS - 1], np.int64)})[0]
-            assert result.shape == (3, COLUMNS)
-            assert result[:, :16].tolist() == [[16.0] * 16, [2.0] * 16, [2.0 * ROWS] * 16]
-            assert not result[:, 16:].any()
-            assert _mapped(second, "weights.bin") and not _mapped(first, "weights.bin")
-            assert not _mapped(os.getpid(), "weights.bin")
-    assert sizes and max(sizes) < 64 << 10
+    before = peak_bytes("self")
+    options = outrider.SessionOptions(pins={"negate": "cpu:1"})
+    with outrider.InferenceSession(str(big), providers=["cpu", "cpu:1"], options=options) as session:
+        (y,) = session.run(None, {"rows": np.array([0, ROWS - 1, -1])})
+        users, others = [], []
+        for pid in worker_pids():
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            (users if "table.bin" in maps else others).append(pid)
+            assert peak_bytes(pid) < MODEST
+        placement = session.placement().to_dict()
+    assert (len(users), len(others)) == (1, 1)
+    assert sizes and max(sizes) < 64 << 10, "weights travel in no message"
+    assert "table.bin" not in Path("/proc/self/maps").read_text()
+    assert peak_bytes("self") - before < MODEST
+    np.testing.assert_array_equal(y[0], 0)
+    np.testing.assert_array_equal(y[1:], -np.tile(np.arange(COLUMNS, dtype=np.float32), (2, 1)))
+    weights = {item["name"]: item["weight_bytes"] for item in placement["providers"]}
+    assert weights == {"cpu": ROWS * COLUMNS * 4, "cpu:1": 0}
 
 
-@pytest.mark.parametrize("where", ["edge", "inside"])
-def test_a_terabyte_is_a_typed_error_and_nothing_is_touched(where: str) -> None:
-    nodes = [node("Expand", "x shape", "big", "grow"), node("ReduceSum", "big", "y", "sum", keepdims=0)]
-    shape = np.array([1 << 20, 1 << 18], np.int64)
-    made = model(nodes, [tensor("x", [1, 1])], [tensor("y", [])], {"shape": shape})
-    if where == "inside":  # a value that no view can stand for
-        made.graph.node.insert(1, node("Exp", "big", "bigger", "exp"))
-        made.graph.node[2].input[0] = "bigger"
-    pins = {"grow": "cpu", "sum": "cpu:1", **({"exp": "cpu"} if where == "inside" else {})}
-    with Fleet(["cpu", "cpu:1"]) as fleet:
-        before = _resident(worker_pids())
-        with InferenceSession(made, options=SessionOptions(fleet=fleet, pins=pins)) as session:
-            for _ in range(2):
-                with pytest.raises(errors.OutOfMemoryError) as caught:
-                    session.run(None, {"x": np.ones((1, 1), np.float32)})
-                error = caught.value
-                assert error.value in ("big", "bigger")
-                assert error.asked >= 1 << 40
-                assert 0 < error.available < error.asked
-                assert str(error.available) in str(error).replace(",", "")
-        assert _resident(worker_pids()) - before < 500 << 20
-        good = model([node("Neg", "x", "y")], [tensor("x", ["N"])], [tensor("y", ["N"])])
-        with InferenceSession(good, options=SessionOptions(fleet=fleet)) as session:
-            assert session.run(None, {"x": np.ones(2, np.float32)})[0].tolist() == [-1, -1]
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 500 << 10  # KiB
+def test_a_value_of_a_tebibyte_is_a_typed_error(tmp_path: Path) -> None:
+    made = model(
+        [node("Expand", "x n", "big", name="grow"), node("Neg", "big", "y", name="negate")],
+        [tensor("x", [1]), tensor("n", [1], TensorProto.INT64)],
+        [tensor("y", None)],
+    )
+    options = outrider.SessionOptions(pins={"negate": "cpu:1"})  # so the value is an edge
+    with outrider.InferenceSession(made, providers=["cpu", "cpu:1"], options=options) as session:
+        feed = {"x": np.ones(1, np.float32), "n": np.array([1 << 38])}
+        for _ in range(2):
+            with pytest.raises(OutOfMemoryError) as caught:
+                session.run(None, feed)
+            assert caught.value.value == "big"
+            assert caught.value.asked >= 1 << 40 > caught.value.available > 0
+        assert max(map(peak_bytes, worker_pids())) < MODEST
+        np.testing.assert_array_equal(session.run(None, {**feed, "n": np.array([3])})[0], [-1, -1, -1])
+        assert session.health()["cpu"]["deaths"] == 0
 
 
-def _resident(pids: list[int]) -> int:
-    return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids) * os.sysconf("SC_PAGE_SIZE")
-
-
-def doubling(count: int) -> onnx.ModelProto:
-    """f0 is Add(x, x); each further function calls the one before it twice."""
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("mine", 1)]
-    made = [helper.make_function("mine", "f0", ["x"], ["y"], [helper.make_node("Add", ["x", "x"], ["y"])], opsets)]
-    for i in range(1, count):
-        calls = [
-            helper.make_node(f"f{i - 1}", ["x"], ["h"], domain="mine"),
-            helper.make_node(f"f{i - 1}", ["h"], ["y"], domain="mine"),
+def doubling(count: int, cycle: bool = False) -> onnx.ModelProto:
+    """Functions f0, f1, ...: each calls the one before twice; in a cycle the first one calls the last one."""
+    functions = []
+    for i in range(count):
+        inner = f"f{i - 1}" if i else f"f{count - 1}"
+        nodes = [
+            helper.make_node(inner, ["a"], ["b"], domain="own"),
+            helper.make_node(inner, ["b"], ["c"], domain="own"),
         ]
-        made.append(helper.make_function("mine", f"f{i}", ["x"], ["y"], calls, opsets))
-    call = helper.make_node(f"f{count - 1}", ["x"], ["y"], domain="mine")
-    return model([call], [tensor("x", [1])], [tensor("y", [1])], functions=made, opset_imports=opsets)
+        if i == 0 and not cycle:
+            nodes = [helper.make_node("Relu", ["a"], ["c"])]
+        functions.append(
+            helper.make_function(
+                "own", f"f{i}", ["a"], ["c"], nodes, [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+            )
+        )
+    return model(
+        [helper.make_node(f"f{count - 1}", ["x"], ["y"], domain="own")],
+        [tensor("x", ["N"])],
+        [tensor("y", ["N"])],
+        functions=functions,
+        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("own", 1)],
+    )
 
 
-def cyclic() -> onnx.ModelProto:
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("mine", 1)]
-    functions = [
-        helper.make_function("mine", f"f{i}", ["x"], ["y"], [call], opsets)
-        for i, call in enumerate(helper.make_node(f"f{1 - i}", ["x"], ["y"], domain="mine") for i in range(2))
-    ]
-    call = helper.make_node("f0", ["x"], ["y"], domain="mine")
-    return model([call], [tensor("x", [1])], [tensor("y", [1])], functions=functions, opset_imports=opsets)
+def test_functions_that_double_are_refused_before_anything_expands() -> None:
+    with pytest.raises(ModelLimitError):
+        outrider.InferenceSession(doubling(28))
+    assert worker_pids() == []
 
 
-def climbing() -> onnx.ModelProto:
-    made = model([node("Add", "x w", "y")], [tensor("x", [4])], [tensor("y", [4])])
-    made.graph.initializer.append(external("w", "../../etc/hostname", [4]))
-    return made
+def test_a_cycle_of_functions_is_refused() -> None:
+    with pytest.raises((ModelLoadError, ModelLimitError), match="f0"):
+        outrider.InferenceSession(doubling(3, cycle=True))
 
 
-@pytest.mark.parametrize(
-    ("data", "error", "words"),
-    [
-        (doubling(27).SerializeToString(), errors.ModelLimitError, "expan"),
-        (cyclic().SerializeToString(), errors.ModelLoadError, "f0"),
-        (doubling(3).SerializeToString()[:-20], errors.ModelLoadError, None),
-        (climbing().SerializeToString(), errors.ModelLoadError, "folder"),
-        (b"", errors.ModelLoadError, None),
-        (b"no model at all", errors.ModelLoadError, None),
-    ],
-    ids=["27 doubling functions", "a cycle of functions", "cut short", "climbs out", "empty", "text"],
-)
-def test_hostile_files_are_typed_errors_before_any_process(
-    data: bytes, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(monitor_module.Monitor, "start", None)  # starting a fleet would fail otherwise
-    with pytest.raises(error, match=words) as caught:
-        InferenceSession(data, providers=["cpu"])
-    assert isinstance(caught.value, (errors.ModelLoadError, errors.ModelLimitError))
+def test_functions_that_double_a_little_run() -> None:
+    x = np.array([-1, 2], np.float32)
+    with outrider.InferenceSession(doubling(6)) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], [0, 2])
+        names = [item["name"] for item in session.placement().to_dict()["nodes"]]
+    assert len(names) == 32
+    assert len(set(names)) == 32
 
 
-def test_a_few_doubling_functions_are_right() -> None:
-    with InferenceSession(doubling(4), providers=["cpu"]) as session:
-        assert session.run(None, {"x": np.ones(1, np.float32)})[0].tolist() == [2.0**8]
-        assert all(one.name.startswith("#0/") for one in session.placement().nodes)
+@pytest.mark.parametrize("location", ["../table.bin", "/table.bin", "link/table.bin", "nowhere.bin", "short.bin"])
+def test_external_data_that_must_not_or_cannot_be_read(tmp_path: Path, location: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "table.bin").write_bytes(bytes(64))
+    (folder / "short.bin").write_bytes(bytes(60))
+    os.symlink(tmp_path, folder / "link")
+    if location.startswith("/"):
+        location = str(tmp_path / "table.bin")
+    made = model([node("Add", "x w", "y")], [tensor("x", [16])], [tensor("y", [16])])
+    made.graph.initializer.append(external("w", [16], location))
+    (folder / "m.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(ModelLoadError, match="w"):
+        outrider.InferenceSession(str(folder / "m.onnx"))
+
+
+@pytest.mark.parametrize("size", [0, 1, 50, 200])
+def test_a_truncated_file_is_refused(tmp_path: Path, size: int) -> None:
+    raw = model(
+        [node("Neg", "x", "y")], [tensor("x", ["N"])], [tensor("y", ["N"])], {"w": np.ones(40)}
+    ).SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(raw[:size])
+    with pytest.raises(ModelLoadError) as caught:
+        outrider.InferenceSession(str(path))
+    assert str(path) in str(caught.value)

@@ -322,9 +322,8 @@ def test_external_packed_types_are_unpacked_when_read(tmp_path: Path, dtype: str
     values = np.array([1, 0, 1, 1, 0, 1, 1], numpy_dtype(dtype))
     packed = numpy_helper.from_array(values, "w")
     (tmp_path / "w.bin").write_bytes(packed.raw_data)
-    proto = model(
-        [helper.make_node("Identity", ["w"], ["y"])], {}, ["y"], [external("w.bin", [7], dtype=packed.data_type)], 25
-    )
+    weight = external("w.bin", [7], dtype=packed.data_type)
+    proto = model([helper.make_node("Identity", ["w"], ["y"])], {}, ["y"], [weight], 25)
     proto.graph.output[0].type.tensor_type.elem_type = packed.data_type
     loaded = load_model(proto, base_dir=tmp_path)
     ref = loaded.graph.constants["w"]

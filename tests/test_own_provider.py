@@ -1,4 +1,4 @@
-"""Anyone's own class as a provider: the design's example unchanged, options, claims of several nodes, broken contracts."""
+"""Anyone's own class as a provider: the design's example unchanged, options, claims of several nodes, misbehaviour."""
 
 from __future__ import annotations
 
@@ -115,9 +115,11 @@ def test_what_goes_wrong_in_a_run_is_typed_and_survived(how: str, error: type[Ex
 
 
 def test_a_kernel_error_tells_the_node_and_its_inputs() -> None:
-    with InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": "raises"})]) as session:
-        with pytest.raises(errors.KernelError) as caught:
-            session.run(None, {"x": X})
+    with (
+        InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": "raises"})]) as session,
+        pytest.raises(errors.KernelError) as caught,
+    ):
+        session.run(None, {"x": X})
     error = caught.value
     assert (error.node, error.op, error.opset) == ("n0", "ai.onnx::Relu", 21)
     assert error.inputs == [{"name": "x", "dtype": "float32", "shape": [2, 4]}]

@@ -1,7 +1,7 @@
 """Element types: the ONNX names in lower case, their sizes, and their numpy forms.
 
-A dtype is a plain string everywhere in Outrider: `'float32'`, `'bfloat16'`, `'int4'`, `'string'`; `'undefined'` marks an
-omitted optional input. Types of other values are written `'sequence(float32)'`, `'optional(sequence(int64))'`,
+A dtype is a plain string everywhere in Outrider: `'float32'`, `'bfloat16'`, `'int4'`, `'string'`; `'undefined'` marks
+an omitted optional input. Types of other values are written `'sequence(float32)'`, `'optional(sequence(int64))'`,
 `'map(int64,float32)'`.
 
 numpy itself has no bfloat16, float8, float4, int4 or int2. Where the `ml_dtypes` package is installed its types serve;
@@ -72,10 +72,15 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     raise ValueError(f"{dtype!r} is not an element type; those are {', '.join(sorted(NUMBER))}")
 
 
+def is_string(dtype: np.dtype[Any]) -> bool:
+    """True for the numpy dtypes that hold strings: object, fixed-width text or bytes, and StringDType."""
+    return dtype.kind in "OUS" or type(dtype).__name__ == "StringDType"
+
+
 @cache
 def onnx_name(dtype: np.dtype[Any]) -> str:
     """The ONNX name of a numpy dtype. Raises ValueError where ONNX has no such type (datetime, structured, ...)."""
-    if dtype.kind in "OUS" or type(dtype).__name__ == "StringDType":
+    if is_string(dtype):
         return "string"
     if dtype.name in _NATIVE:
         return str(dtype.name)
@@ -97,7 +102,7 @@ def is_tensor(dtype: str) -> bool:
 
 
 def storage_bytes(dtype: str, count: int) -> int:
-    """Bytes of `count` elements as Outrider keeps them: unpacked, one item each. Strings have no fixed size (ValueError)."""
+    """Bytes of `count` elements as Outrider keeps them: unpacked. Raises ValueError for strings, which have no size."""
     if dtype == "string":
         raise ValueError("strings have no fixed size")
     return count * numpy_dtype(dtype).itemsize

@@ -45,10 +45,11 @@ def error_from_plain(plain: dict[str, Any], kinds: Iterable[type[OutriderError]]
 
 
 def fail(nodes: Sequence[Node], values: Sequence[Value], items: Sequence[Any], cause: BaseException) -> NoReturn:
-    """One story for kernels of the cpu provider and for anyone's callable: raise Outrider's own errors as they are, short memory as OutOfMemoryError, the rest as KernelError.
+    """One story for kernels of the cpu provider and for anyone's callable.
 
-    `nodes`: the node that failed, or all of a unit that runs as one. `values` and `items`: its inputs as declared and as
-    they came (missing ones were omitted). The provider's name is filled in by the coordinator, which knows it.
+    Raises Outrider's own errors as they are, short memory as OutOfMemoryError, the rest as KernelError.
+    `nodes`: the node that failed, or all of a unit that runs as one. `values` and `items`: its inputs as declared and
+    as they came (missing ones were omitted). The provider's name is filled in by the coordinator, which knows it.
     """
     if isinstance(cause, OutriderError):
         raise cause
@@ -61,9 +62,10 @@ def fail(nodes: Sequence[Node], values: Sequence[Value], items: Sequence[Any], c
             available=memory.available_bytes(),
         ) from cause
     padded = [*items, *[None] * len(values)]
-    described = [_describe(value, item) for value, item in zip(values, padded)]  # noqa: B905 (padded)
+    described = [_describe(value, item) for value, item in zip(values, padded, strict=False)]
     listed = ", ".join(
-        f"{one['name'] or '(omitted)'}: {one['dtype']}{'' if one['shape'] is None else one['shape']}" for one in described
+        f"{one['name'] or '(omitted)'}: {one['dtype']}{'' if one['shape'] is None else one['shape']}"
+        for one in described
     )
     reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
     raise KernelError(

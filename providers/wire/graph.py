@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
-Dim = Union[int, str, None]
-Shape = Union[tuple[Dim, ...], None]
+Dim = int | str | None
+Shape = tuple[Dim, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TensorRef:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node. Attribute values: int, float, str, lists of those, TensorRef (read-only array in a provider), Graph, or lists.
+    """One node. Attribute values: int, float, str, TensorRef (read-only array in a provider), Graph, or lists of those.
 
     `name` is the full original name (`#17` when unnamed; `If_0/then/Conv_1` in a body). `opset` is the version in force
     for its domain ('' is ai.onnx). `inputs` keep omitted ones as `OMITTED`, except trailing ones, which are dropped.
@@ -102,9 +102,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in topological order. `constants` maps names to TensorRef (coordinator, wire) or read-only arrays (providers).
+    """Nodes in topological order.
 
-    `opsets`: domain -> version. For a body, `inputs` are its formal inputs; captured names resolve in the graphs around it.
+    `constants` maps names to TensorRef (coordinator, wire) or read-only arrays (providers). `opsets`: domain ->
+    version. For a body, `inputs` are its formal inputs; captured names resolve in the graphs around it.
     """
 
     name: str

@@ -3,10 +3,10 @@
     coordinator -> worker    Claim  Load  Unload  StatsRequest  Stop
     worker -> coordinator    Hello  StartFailed  Claims  Loaded  Unloaded  Failed  Stats
 
-A message travels as one msgpack map: its fields plus `type` and `protocol`. A worker runs third-party native code and is
-not trusted in form: an unknown type, a missing or surplus field or a wrong type is a `WireError` on either side. Errors
-travel as plain data (`error_to_plain`) and become the same class with the same fields on the other side. Tensor bytes never
-travel here; `TensorRef`s, descriptor ids and board indices do.
+A message travels as one msgpack map: its fields plus `type` and `protocol`. A worker runs third-party native code and
+is not trusted in form: an unknown type, a missing or surplus field or a wrong type is a `WireError` on either side.
+Errors travel as plain data (`error_to_plain`) and become the same class with the same fields on the other side. Tensor
+bytes never travel here; `TensorRef`s, descriptor ids and board indices do.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Claims:
 class Load:
     """Compile these partitions and take part in runs.
 
-    `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the coordinator.
-    `own` is this worker's board. `pool`: descriptor id of its output pool, whose release words start at word
-    `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
+    `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
+    coordinator. `own` is this worker's board. `pool`: descriptor id of its output pool, whose release words start at
+    word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
     `slot_bells`: those of the run slots. `partitions`: see `PartitionPlan`.
     """
 
@@ -97,10 +97,10 @@ class Load:
 class PartitionPlan:
     """One partition inside `Load`.
 
-    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, result}] on the worker's own board, `result` for those that
-    go to the caller; `units`: [{graph, constants}] with the number of leading constant nodes; `rings`: boards of the
-    workers to wake; `done`: the edge whose word says that the partition has run; `last`: no partition waits for it, so it
-    wakes the caller.
+    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, result, published}] on the worker's own board, `result`
+    for those that go to the caller only, `published` for those that leave the partition; `units`: [{graph, constants}]
+    with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge whose word says
+    that the partition has run; `last`: no partition waits for it, so it wakes the caller.
     """
 
     partition: int
@@ -161,9 +161,9 @@ class Stop:
     """Close the provider and exit."""
 
 
-Message = typing.Union[
-    Hello, StartFailed, Claim, Claims, Load, Loaded, Unload, Unloaded, Failed, StatsRequest, Stats, Stop
-]
+Message = (
+    Hello | StartFailed | Claim | Claims | Load | Loaded | Unload | Unloaded | Failed | StatsRequest | Stats | Stop
+)
 CATALOGUE: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 
@@ -176,7 +176,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """True when a plain value has the declared type (ints are not bools; containers are checked one level at a time)."""
+    """True when a plain value, with all that it contains, has the declared type; a bool is no int, an int no float."""
     if hint is Any:
         return True
     origin = typing.get_origin(hint)
@@ -230,7 +230,7 @@ def pack(message: Any) -> bytes:
 
 
 def unpack(body: bytes) -> Any:
-    """The message in `body`. Raises WireError for malformed ones, ProtocolMismatchError for another protocol version."""
+    """The message in `body`. Raises WireError when it is malformed, ProtocolMismatchError for another protocol."""
     if len(body) > MAX_BYTES:
         raise WireError(f"a message of {len(body)} bytes is over {MAX_BYTES}", where="message", reason="too large")
     try:

@@ -2,15 +2,15 @@
 
     u64 length of the header | msgpack header | padding to 64 | buffers, each 64-byte aligned
 
-The header describes the value (`{"kind": "tensor" | "string" | "list" | "map" | "none", ...}`) and names each buffer by its
-offset from the end of the padded header and its length in bytes. Tensors are C-ordered.
+The header describes the value (`{"kind": "tensor" | "string" | "list" | "map" | "none", ...}`) and names each buffer by
+its offset from the end of the padded header and its length in bytes. Tensors are C-ordered.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -19,7 +19,7 @@ from outrider.providers.wire.dtypes import numpy_dtype, onnx_name
 from outrider.providers.wire.errors import WireError
 
 _ALIGN = 64
-Buffer = Union[bytes, memoryview]
+Buffer = bytes | memoryview
 
 
 def _padded(count: int) -> int:
@@ -95,7 +95,7 @@ def _build(item: dict[str, Any], view: memoryview) -> Any:
     if kind == "list":
         return [_build(one, view) for one in item["items"]]
     if kind == "map":
-        return dict(zip(item["keys"], (_build(one, view) for one in item["values"])))
+        return dict(zip(item["keys"], (_build(one, view) for one in item["values"]), strict=True))
     start, nbytes, shape = item["offset"], item["nbytes"], tuple(item["shape"])
     if start < 0 or nbytes < 0 or start + nbytes > len(view):
         raise WireError("a buffer lies outside of its value", where="value", reason="out of bounds")
