@@ -57,7 +57,11 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     size = 0
     for _ in range(MAX_ROUNDS):
         for opsets in groups:
-            others = {node.name for node in walk(model.graph) if skeleton.opsets.get(node.name, {}) != opsets}
+            others = {  # never control flow: what is hidden has its bodies hidden with it
+                node.name
+                for node in walk(model.graph)
+                if skeleton.opsets.get(node.name, {}) != opsets and not any(True for _ in body_graphs(node))
+            }
             hidden = hide(model, others)
             set_imports(model, {**skeleton.imports(), **opsets})
             model = _infer_visible(model, notes)
@@ -133,8 +137,10 @@ def shape_of(kind: onnx.TypeProto, declared: bool = False) -> Shape:
         which = dim.WhichOneof("value")
         if which == "dim_value" and dim.dim_value >= 0:
             dims.append(dim.dim_value)
-        elif which == "dim_param" and dim.dim_param not in ("", "?") and (
-            declared or not dim.dim_param.startswith("unk__")
+        elif (
+            which == "dim_param"
+            and dim.dim_param not in ("", "?")
+            and (declared or not dim.dim_param.startswith("unk__"))
         ):
             dims.append(dim.dim_param)
         else:  # exporters write unknown dims as '?' or -1, twice in a shape; inference makes up unk__ ones

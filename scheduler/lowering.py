@@ -127,6 +127,7 @@ def _lower_group(
         if refused >= set(needed.values()):
             return
         converted = _convert(skeleton, inferred, own, foreign, refused)
+    _restore_names(inferred.graph, converted.graph)
     _map_back(inferred.graph, converted.graph, {n for n, op in needed.items() if op not in refused}, lowering, set())
     if any(len(entry.nodes) > 1 for entry in lowering.table.values()):
         _add_types(converted, lowering)
@@ -183,9 +184,6 @@ def _map_back(
     names = {node.name: node for node in original.node}
     makers = {out: node.name for node in original.node for out in node.output if out}
     visible = outer | set(makers) | {v.name for v in original.input} | {t.name for t in original.initializer}
-    lost = set(makers) - {out for node in converted.node for out in node.output}
-    if lost:
-        _restore_names(original, converted, lost, visible)
     added = {tensor.name: tensor for tensor in converted.initializer if tensor.name not in visible}
     owner: dict[int, str] = {}
     reads: dict[str, str] = {}  # value between nodes -> the original whose derived node reads it first
@@ -220,36 +218,58 @@ def _map_back(
                     _map_back(body, theirs[part], wanted, lowering, visible)
 
 
-def _restore_names(original: onnx.GraphProto, converted: onnx.GraphProto, lost: set[str], visible: set[str]) -> None:
+@dataclass
+class _Level:
+    """One converted graph: what it makes, which original names are missing from that, and what they are called now."""
+
+    made: set[str]
+    lost: set[str]
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+def _restore_names(original: onnx.GraphProto, converted: onnx.GraphProto) -> None:
     """Undo the renaming of outputs of replaced nodes (Upsample, Scatter), in place.
 
-    Consumers keep their inputs in order, so the name that stands where the lost one stood is its new one. Backwards, since
-    a consumer may itself be a replaced node that is known only by its output.
+    Consumers keep their inputs in order, so the name that stands where the lost one stood is its new one. Backwards,
+    since a consumer may itself be a replaced node that is known only by its output.
     """
-    renamed: dict[str, str] = {}
+    seen: list[tuple[onnx.GraphProto, tuple[_Level, ...]]] = []
 
-    def pair(ours: Iterable[str], theirs: Iterable[str]) -> None:
+    def pair(ours: Iterable[str], theirs: Iterable[str], levels: tuple[_Level, ...]) -> None:
         for old, new in zip(ours, theirs, strict=False):
-            if old in lost and new and new not in visible:
-                renamed[new] = old
+            level = next((level for level in levels if new in level.made), None)
+            if old != new and level is not None and old in level.lost:
+                level.renamed[new] = old
 
-    def consume(ours: onnx.GraphProto, theirs: onnx.GraphProto) -> None:
+    def consume(ours: onnx.GraphProto, theirs: onnx.GraphProto, outer: tuple[_Level, ...]) -> None:
         names = {node.name: node for node in ours.node}
         makers = {out: node for node in ours.node for out in node.output if out}
-        pair([value.name for value in ours.output], [value.name for value in theirs.output])
+        made = {out for node in theirs.node for out in node.output if out}
+        level = _Level(made, set(makers) - made)
+        levels = (level, *outer)
+        seen.append((theirs, levels))
+        pair([value.name for value in ours.output], [value.name for value in theirs.output], levels)
         for node in reversed(theirs.node):
-            node.output[:] = [renamed.get(name, name) for name in node.output]
-            own = names.get(node.name) or next((makers[out] for out in node.output if out in makers), None)
+            outputs = [level.renamed.get(name, name) for name in node.output]
+            own = names.get(node.name) or next((makers[out] for out in outputs if out in makers), None)
             if own is not None:
                 bodies = dict(body_graphs(node))
                 for part, body in body_graphs(own):
                     if part in bodies:
-                        consume(body, bodies[part])
-                pair(own.input, node.input)
+                        consume(body, bodies[part], levels)
+                pair(own.input, node.input, levels)
 
-    consume(original, converted)
-    for node in walk(converted):
-        node.input[:] = [renamed.get(name, name) for name in node.input]
+    consume(original, converted, ())
+    if any(levels[0].renamed for _, levels in seen):
+        for graph, levels in seen:
+            for node in graph.node:
+                node.output[:] = [levels[0].renamed.get(name, name) for name in node.output]
+                node.input[:] = [_restored(name, levels) for name in node.input]
+
+
+def _restored(name: str, levels: tuple[_Level, ...]) -> str:
+    level = next((level for level in levels if name in level.made), None)
+    return name if level is None else level.renamed.get(name, name)
 
 
 def _entry(

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -14,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from outrider.providers.wire.graph import Graph, Node
 from outrider.scheduler.model import LoadedModel, load_model
 from tests.models import feeds, model_path, tolerance
+from tests.oracle import run_ort
 from tests.rebuild import rebuild
 
 pytestmark = pytest.mark.fast
@@ -41,12 +41,7 @@ def make(
 
 
 def runtime(model: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, feed)
+    return list(run_ort(model.SerializeToString(), feed).values())
 
 
 @pytest.fixture
@@ -79,7 +74,10 @@ def check(loaded: LoadedModel) -> None:
         for node in graph.nodes:
             local: set[str] = set()
             for step in node.steps():
-                assert (step.name, step.index, step.lowered) in ((node.name, node.index, None), (node.name, node.index, node.lowered))
+                assert (step.name, step.index, step.lowered) in (
+                    (node.name, node.index, None),
+                    (node.name, node.index, node.lowered),
+                )
                 assert {value.name for value in step.inputs if value.name} <= seen | local
                 made = {value.name for value in step.outputs if value.name}
                 assert not made & (seen | local)
