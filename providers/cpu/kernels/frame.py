@@ -8,21 +8,24 @@ A kernel is one function per operator, written for the operator's opset-21 form 
         y = b.out(0, x.shape, x.dtype)
         b.step(_softmax, x, y, p.value)
 
-It runs once per signature (dtypes and shapes of the inputs), not once per run: it looks at its inputs' shapes, asks for the
-places of its outputs and records *steps*, calls with fixed arguments that do the work in every run. In the bound mode the
-contents of `b.array(i)` are not there yet; only its address, dtype and shape are. What must be known to shape the output
-(the `shape` input of Reshape, `axes` of Squeeze) is read with `b.const(i)`; when the signature does not determine it, that
-raises `Dynamic`, and the node joins the unbound stretch: bound and executed anew in each run, when every input is there.
+It runs once per signature (dtypes and shapes of the inputs), not once per run: it looks at its inputs' shapes, asks for
+the places of its outputs and records *steps*, calls with fixed arguments that do the work in every run. In the bound mode
+the contents of `b.array(i)` are not there yet; only its address, dtype and shape are. What must be known to shape the
+output (the `shape` input of Reshape, `axes` of Squeeze) is read with `b.const(i)`; when the signature does not determine
+it, that raises `Dynamic`, and the node joins the unbound stretch: bound and executed anew in each run, when every input
+is there.
 
 So one function serves both modes, and rules keep it honest:
 
 - never read contents except through `b.const(i)` (or inside a step);
 - never `x.reshape(...)` an input at bind time: it may copy and freeze stale data. Use `b.reshaped(x, shape)`;
 - a step writes only to arrays that `out`, `reuse` or `scratch` gave; inputs are read-only;
-- results have exactly the shape and dtype ONNX says; outputs beyond `b.outputs` are not asked for.
+- results have exactly the shape and dtype ONNX says; outputs beyond `b.outputs` are not asked for;
+- strides of the inputs must not show in the bits of the results: where a routine depends on them, use `b.contiguous(x)`.
 
-`parse` is called with the node when it is claimed and again when it is bound, so what is claimed can be compiled; it raises
-`Unsupported(reason)` for what the kernel does not take, and its result reaches the kernel as `p` (None without `parse`).
+`parse` is called with the node when it is claimed and again when it is bound, so what is claimed can be compiled; it
+raises `Unsupported(reason)` for what the kernel does not take, and its result reaches the kernel as `p` (None without
+`parse`).
 """
 
 from __future__ import annotations
@@ -143,7 +146,7 @@ class Bind:
         return make(self.const(i))
 
     def reshaped(self, x: np.ndarray, shape: Iterable[int]) -> np.ndarray:
-        """`x` with another shape: a view where memory allows, else a scratch copy that a step refreshes in every run."""
+        """`x` with another shape: a view where memory allows, else a scratch copy that a step refreshes in each run."""
         target = tuple(int(d) for d in shape)
         view = x.view()
         try:
@@ -206,8 +209,8 @@ def kernel(
 ) -> Callable[[Callable[[Bind, Any], None]], Callable[[Bind, Any], None]]:
     """Register the decorated function as the kernel of an operator.
 
-    `dtypes`: input position -> ONNX dtypes it takes (missing positions take anything). Stack the decorator to serve several
-    operators with one function. `deterministic=False` keeps the node from being folded (random operators).
+    `dtypes`: input position -> ONNX dtypes it takes (missing positions take anything). Stack the decorator to serve
+    several operators with one function. `deterministic=False` keeps the node from being folded (random operators).
     """
 
     def register(fn: Callable[[Bind, Any], None]) -> Callable[[Bind, Any], None]:
