@@ -183,6 +183,9 @@ def _map_back(
     names = {node.name: node for node in original.node}
     makers = {out: node.name for node in original.node for out in node.output if out}
     visible = outer | set(makers) | {v.name for v in original.input} | {t.name for t in original.initializer}
+    lost = set(makers) - {out for node in converted.node for out in node.output}
+    if lost:
+        _restore_names(original, converted, lost, visible)
     added = {tensor.name: tensor for tensor in converted.initializer if tensor.name not in visible}
     owner: dict[int, str] = {}
     reads: dict[str, str] = {}  # value between nodes -> the original whose derived node reads it first
@@ -205,7 +208,7 @@ def _map_back(
             derived.setdefault(owner[i], []).append(node)
     for name, nodes in derived.items():
         if name in wanted:
-            entry = _entry(names[name], nodes, visible, added)
+            entry = _entry(names[name], nodes, added)
             if entry is not None:
                 lowering.table[name] = entry
     by_name = {node.name: node for node in converted.node if node.name in names}
@@ -217,13 +220,45 @@ def _map_back(
                     _map_back(body, theirs[part], wanted, lowering, visible)
 
 
+def _restore_names(original: onnx.GraphProto, converted: onnx.GraphProto, lost: set[str], visible: set[str]) -> None:
+    """Undo the renaming of outputs of replaced nodes (Upsample, Scatter), in place.
+
+    Consumers keep their inputs in order, so the name that stands where the lost one stood is its new one. Backwards, since
+    a consumer may itself be a replaced node that is known only by its output.
+    """
+    renamed: dict[str, str] = {}
+
+    def pair(ours: Iterable[str], theirs: Iterable[str]) -> None:
+        for old, new in zip(ours, theirs, strict=False):
+            if old in lost and new and new not in visible:
+                renamed[new] = old
+
+    def consume(ours: onnx.GraphProto, theirs: onnx.GraphProto) -> None:
+        names = {node.name: node for node in ours.node}
+        makers = {out: node for node in ours.node for out in node.output if out}
+        pair([value.name for value in ours.output], [value.name for value in theirs.output])
+        for node in reversed(theirs.node):
+            node.output[:] = [renamed.get(name, name) for name in node.output]
+            own = names.get(node.name) or next((makers[out] for out in node.output if out in makers), None)
+            if own is not None:
+                bodies = dict(body_graphs(node))
+                for part, body in body_graphs(own):
+                    if part in bodies:
+                        consume(body, bodies[part])
+                pair(own.input, node.input)
+
+    consume(original, converted)
+    for node in walk(converted):
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+
+
 def _entry(
-    original: onnx.NodeProto, nodes: Iterable[onnx.NodeProto], visible: set[str], added: Mapping[str, onnx.TensorProto]
+    original: onnx.NodeProto, nodes: Iterable[onnx.NodeProto], added: Mapping[str, onnx.TensorProto]
 ) -> Lowered | None:
-    """The lowered form if it stands on its own: it makes all outputs, and reads nothing from inside another."""
+    """The lowered form if it stands on its own: it makes all outputs of the original and reads its inputs only."""
     entry = Lowered([], attributes={attribute.name: attribute for attribute in original.attribute})
     inside: dict[str, str] = {}
-    outputs = set(original.output)
+    inputs, outputs = set(original.input), set(original.output)
     for node in nodes:
         for name in node.input:
             if name in added and name not in inside:
@@ -231,12 +266,10 @@ def _entry(
                 constant = onnx.NodeProto(op_type="Constant", output=[inside[name]])
                 constant.attribute.add(name="value", type=AttributeProto.TENSOR).t.CopyFrom(added[name])
                 entry.nodes.append(constant)
-            elif name and name not in visible and name not in inside:
+            elif name and name not in inputs and name not in inside:
                 return None
         for name in node.output:
             if name and name not in outputs:
-                if name in visible:
-                    return None
                 inside[name] = f"{original.name}::{name}"
         if inside:
             copy = onnx.NodeProto()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.shm import memory
 from outrider.shm.board import ENCODED, NONE, TENSOR, BoardWriter, Layout, arena_start
 from outrider.shm.errors import OutOfMemoryError, RangesFullError
 from outrider.shm.ranges import Ranges
@@ -51,11 +52,12 @@ class Places:
         try:
             offset = self._ranges.allocate(max(capacity, 1))
         except RangesFullError as error:
+            available = min(memory.available_bytes(), self.segment.nbytes)
             raise OutOfMemoryError(
-                f"value {value!r} needs {nbytes:,} bytes, more than a segment holds ({self.segment.nbytes:,} bytes)",
+                f"value {value!r} needs {nbytes:,} bytes; {available:,} bytes are available",
                 value=value,
                 asked=nbytes,
-                available=self.segment.nbytes,
+                available=available,
             ) from error
         try:
             self.segment.populate(offset, capacity, value)
