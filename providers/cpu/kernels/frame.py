@@ -9,11 +9,11 @@ A kernel is one function per operator, written for the operator's opset-21 form 
         b.step(_softmax, x, y, p.value)
 
 It runs once per signature (dtypes and shapes of the inputs), not once per run: it looks at its inputs' shapes, asks for
-the places of its outputs and records *steps*, calls with fixed arguments that do the work in every run. In the bound mode
-the contents of `b.array(i)` are not there yet; only its address, dtype and shape are. What must be known to shape the
-output (the `shape` input of Reshape, `axes` of Squeeze) is read with `b.const(i)`; when the signature does not determine
-it, that raises `Dynamic`, and the node joins the unbound stretch: bound and executed anew in each run, when every input
-is there.
+the places of its outputs and records *steps*, calls with fixed arguments that do the work in every run. In the bound
+mode the contents of `b.array(i)` are not there yet; only its address, dtype and shape are. What must be known to shape
+the output (the `shape` input of Reshape, `axes` of Squeeze) is read with `b.const(i)`; when the signature does not
+determine it, that raises `Dynamic`, and the node joins the unbound stretch: bound and executed anew in each run, when
+every input is there.
 
 So one function serves both modes, and rules keep it honest:
 
@@ -21,7 +21,7 @@ So one function serves both modes, and rules keep it honest:
 - never `x.reshape(...)` an input at bind time: it may copy and freeze stale data. Use `b.reshaped(x, shape)`;
 - a step writes only to arrays that `out`, `reuse` or `scratch` gave; inputs are read-only;
 - results have exactly the shape and dtype ONNX says; outputs beyond `b.outputs` are not asked for;
-- strides of the inputs must not show in the bits of the results: where a routine depends on them, use `b.contiguous(x)`.
+- strides of inputs must not show in the bits of results: where a routine depends on them, use `b.contiguous(x)`.
 
 `parse` is called with the node when it is claimed and again when it is bound, so what is claimed can be compiled; it
 raises `Unsupported(reason)` for what the kernel does not take, and its result reaches the kernel as `p` (None without
