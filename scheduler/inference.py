@@ -22,6 +22,7 @@ from onnx import shape_inference
 
 from outrider.providers.wire.dtypes import BY_NUMBER
 from outrider.providers.wire.graph import Shape
+from outrider.scheduler.limits import function_key
 from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
 
 HIDDEN = "outrider.hidden"  # a domain no library knows: passes through inference and conversion untouched
@@ -48,6 +49,7 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     model = onnx.ModelProto()
     model.CopyFrom(skeleton.model)
     _clear_output_shapes(model.graph)
+    _complete_calls(model)
     set_imports(model, skeleton.imports())
     groups = opset_groups(skeleton)
     if len(groups) <= 1:
@@ -55,7 +57,11 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     size = 0
     for _ in range(MAX_ROUNDS):
         for opsets in groups:
-            others = {node.name for node in walk(model.graph) if skeleton.opsets.get(node.name, {}) != opsets}
+            others = {  # never control flow: what is hidden has its bodies hidden with it
+                node.name
+                for node in walk(model.graph)
+                if skeleton.opsets.get(node.name, {}) != opsets and not any(True for _ in body_graphs(node))
+            }
             hidden = hide(model, others)
             set_imports(model, {**skeleton.imports(), **opsets})
             model = _infer_visible(model, notes)
@@ -131,8 +137,10 @@ def shape_of(kind: onnx.TypeProto, declared: bool = False) -> Shape:
         which = dim.WhichOneof("value")
         if which == "dim_value" and dim.dim_value >= 0:
             dims.append(dim.dim_value)
-        elif which == "dim_param" and dim.dim_param not in ("", "?") and (
-            declared or not dim.dim_param.startswith("unk__")
+        elif (
+            which == "dim_param"
+            and dim.dim_param not in ("", "?")
+            and (declared or not dim.dim_param.startswith("unk__"))
         ):
             dims.append(dim.dim_param)
         else:  # exporters write unknown dims as '?' or -1, twice in a shape; inference makes up unk__ ones
@@ -211,9 +219,20 @@ def _infer_once(model: onnx.ModelProto, data_prop: bool, notes: list[str]) -> on
         return shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
     except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
         note = f"shape inference failed, so planning knows fewer types: {str(error).strip()}"
-        _logger.warning(note)
-        notes.append(note)
+        if note not in notes:
+            _logger.warning(note)
+            notes.append(note)
         return model
+
+
+def _complete_calls(model: onnx.ModelProto) -> None:
+    """Write out the trailing inputs and outputs that calls leave out: inference of the function wants all of them."""
+    functions = {function_key(function): function for function in model.functions}
+    for node in walk(model.graph) if functions else ():
+        function = functions.get(function_key(node))
+        if function is not None:
+            node.input.extend([""] * (len(function.input) - len(node.input)))
+            node.output.extend([""] * (len(function.output) - len(node.output)))
 
 
 def _clear_output_shapes(graph: onnx.GraphProto) -> None:

@@ -127,6 +127,7 @@ def _lower_group(
         if refused >= set(needed.values()):
             return
         converted = _convert(skeleton, inferred, own, foreign, refused)
+    _restore_names(inferred.graph, converted.graph)
     _map_back(inferred.graph, converted.graph, {n for n, op in needed.items() if op not in refused}, lowering, set())
     if any(len(entry.nodes) > 1 for entry in lowering.table.values()):
         _add_types(converted, lowering)
@@ -205,7 +206,7 @@ def _map_back(
             derived.setdefault(owner[i], []).append(node)
     for name, nodes in derived.items():
         if name in wanted:
-            entry = _entry(names[name], nodes, visible, added)
+            entry = _entry(names[name], nodes, added)
             if entry is not None:
                 lowering.table[name] = entry
     by_name = {node.name: node for node in converted.node if node.name in names}
@@ -217,13 +218,67 @@ def _map_back(
                     _map_back(body, theirs[part], wanted, lowering, visible)
 
 
+@dataclass
+class _Level:
+    """One converted graph: what it makes, which original names are missing from that, and what they are called now."""
+
+    made: set[str]
+    lost: set[str]
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+def _restore_names(original: onnx.GraphProto, converted: onnx.GraphProto) -> None:
+    """Undo the renaming of outputs of replaced nodes (Upsample, Scatter), in place.
+
+    Consumers keep their inputs in order, so the name that stands where the lost one stood is its new one. Backwards,
+    since a consumer may itself be a replaced node that is known only by its output.
+    """
+    seen: list[tuple[onnx.GraphProto, tuple[_Level, ...]]] = []
+
+    def pair(ours: Iterable[str], theirs: Iterable[str], levels: tuple[_Level, ...]) -> None:
+        for old, new in zip(ours, theirs, strict=False):
+            level = next((level for level in levels if new in level.made), None)
+            if old != new and level is not None and old in level.lost:
+                level.renamed[new] = old
+
+    def consume(ours: onnx.GraphProto, theirs: onnx.GraphProto, outer: tuple[_Level, ...]) -> None:
+        names = {node.name: node for node in ours.node}
+        makers = {out: node for node in ours.node for out in node.output if out}
+        made = {out for node in theirs.node for out in node.output if out}
+        level = _Level(made, set(makers) - made)
+        levels = (level, *outer)
+        seen.append((theirs, levels))
+        pair([value.name for value in ours.output], [value.name for value in theirs.output], levels)
+        for node in reversed(theirs.node):
+            outputs = [level.renamed.get(name, name) for name in node.output]
+            own = names.get(node.name) or next((makers[out] for out in outputs if out in makers), None)
+            if own is not None:
+                bodies = dict(body_graphs(node))
+                for part, body in body_graphs(own):
+                    if part in bodies:
+                        consume(body, bodies[part], levels)
+                pair(own.input, node.input, levels)
+
+    consume(original, converted, ())
+    if any(levels[0].renamed for _, levels in seen):
+        for graph, levels in seen:
+            for node in graph.node:
+                node.output[:] = [levels[0].renamed.get(name, name) for name in node.output]
+                node.input[:] = [_restored(name, levels) for name in node.input]
+
+
+def _restored(name: str, levels: tuple[_Level, ...]) -> str:
+    level = next((level for level in levels if name in level.made), None)
+    return name if level is None else level.renamed.get(name, name)
+
+
 def _entry(
-    original: onnx.NodeProto, nodes: Iterable[onnx.NodeProto], visible: set[str], added: Mapping[str, onnx.TensorProto]
+    original: onnx.NodeProto, nodes: Iterable[onnx.NodeProto], added: Mapping[str, onnx.TensorProto]
 ) -> Lowered | None:
-    """The lowered form if it stands on its own: it makes all outputs, and reads nothing from inside another."""
+    """The lowered form if it stands on its own: it makes all outputs of the original and reads its inputs only."""
     entry = Lowered([], attributes={attribute.name: attribute for attribute in original.attribute})
     inside: dict[str, str] = {}
-    outputs = set(original.output)
+    inputs, outputs = set(original.input), set(original.output)
     for node in nodes:
         for name in node.input:
             if name in added and name not in inside:
@@ -231,12 +286,10 @@ def _entry(
                 constant = onnx.NodeProto(op_type="Constant", output=[inside[name]])
                 constant.attribute.add(name="value", type=AttributeProto.TENSOR).t.CopyFrom(added[name])
                 entry.nodes.append(constant)
-            elif name and name not in visible and name not in inside:
+            elif name and name not in inputs and name not in inside:
                 return None
         for name in node.output:
             if name and name not in outputs:
-                if name in visible:
-                    return None
                 inside[name] = f"{original.name}::{name}"
         if inside:
             copy = onnx.NodeProto()

@@ -15,13 +15,13 @@ from google.protobuf.message import DecodeError
 from onnx import checker
 
 from outrider.providers.wire.graph import Graph, Value
-from outrider.scheduler.inference import dtype_of, infer, shape_of
+from outrider.scheduler.inference import dtype_of, hide, infer, set_imports, shape_of
 from outrider.scheduler.limits import FunctionKey, check_bytes, check_limits, function_key
 from outrider.scheduler.lowering import lower
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model_errors import ModelLoadError, ModelNotFoundError
-from outrider.scheduler.plain import FIRST_IR_WITH_OVERRIDES, Builder
-from outrider.scheduler.skeleton import Skeleton, body_graphs, build_skeleton, walk
+from outrider.scheduler.plain import FIRST_IR_WITH_OVERRIDES, Builder, schema_of
+from outrider.scheduler.skeleton import Skeleton, body_graphs, build_skeleton, opset_imports, walk
 from outrider.scheduler.store import WeightStore
 
 _logger = logging.getLogger(__name__)
@@ -178,11 +178,21 @@ def _check(model: onnx.ModelProto, path: str) -> None:
     for graph in [copy.graph, *(body for node in walk(copy.graph) for _, body in body_graphs(node))]:
         for value in [*graph.input, *graph.output, *graph.value_info]:
             _give_shape(value.type)
+    versions = opset_imports(model.opset_import)
+    set_imports(copy, versions)
+    hide(copy, {node.name for node in walk(copy.graph) if _is_deprecated(node, versions)})
     try:
         checker.check_model(copy, skip_opset_compatibility_check=True)
     except (checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
         text = " ".join(str(error).split())
         raise _error(path, f"is not valid ONNX: {text}") from error
+
+
+def _is_deprecated(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:
+    """True where ONNX withdrew the operator (Upsample, GroupNormalization-18): it may still be claimed."""
+    version = versions.get(node.domain)
+    schema = schema_of(node.op_type, version, node.domain) if version else None
+    return schema is not None and bool(schema.deprecated)
 
 
 def _give_shape(kind: onnx.TypeProto) -> None:

@@ -185,6 +185,16 @@ class Monitor(threading.Thread):
 
     # On the monitor's thread ----------------------------------------------------------------------------------------
     def run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # a fault of ours: nobody may be left waiting for a monitor that is gone
+            log.critical("the monitor of a fleet failed; its workers are ended", exc_info=True)
+            self._abandon(error)
+            raise
+        finally:
+            self._close()
+
+    def _serve(self) -> None:
         while True:
             for fd, _ in self._poller.poll(self._timeout()):
                 if fd is self._router:
@@ -197,8 +207,21 @@ class Monitor(threading.Thread):
                 self._calls.popleft()()
             self._check_deadlines()
             if self._closing and all(worker.life.state == "dead" for worker in self.workers):
-                break
-        self._close()
+                return
+
+    def _abandon(self, error: BaseException) -> None:
+        """End every worker and tell all who wait for one."""
+        self._closing = True
+        for worker in self.workers:
+            self._kill(worker)
+            if worker.process is not None:
+                worker.process.wait()
+            worker.life.state = "dead"
+            if not worker.ready.done():
+                worker.ready.set_exception(_unavailable(worker, f"its monitor failed: {error!r}"))
+            self._bury(worker, lifecycle.Mourn(-signal.SIGKILL, "SIGKILL", f"the monitor failed: {error!r}"))
+        for fd in list(self._watched):
+            self._unwatch(fd)
 
     def _timeout(self) -> int | None:
         """Milliseconds to the next deadline; None without one."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_from_plain
-from outrider.providers.wire.graph import Graph, Node, Value
+from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning
@@ -160,9 +160,7 @@ class Placer:
         self._ask(self.graph)
         trial = self._planned({})
         if trial.unclaimed and self.loaded.functions:
-            lost = set(trial.unclaimed)
-            kept = [node.name for i, node in enumerate(self.graph.nodes) if self._is_call(node) and i not in lost]
-            self.loaded = inline_calls(self.loaded, kept)
+            self.loaded = inline_calls(self.loaded, [self.graph.nodes[i].name for i in trial.unclaimed])
             self.deployer.weights = self.loaded.store.seal()
             left = self._planned({}).unclaimed
             if left:
@@ -285,9 +283,6 @@ class Placer:
             f"the pin {key!r} has no effect: {name} is made of constants only" for key, name in resolved.constant
         ]
         return {position: provider for position, provider in resolved.assignment.items() if position < len(self.nodes)}
-
-    def _is_call(self, node: Node) -> bool:
-        return (node.domain, node.op_type, node.overload) in self.loaded.functions
 
     def _unsupported(self) -> UnsupportedOpError:
         nodes = [self.graph.nodes[i] for i in self.plan.unclaimed]

@@ -84,6 +84,8 @@ class Builder:
     def _node(self, proto: onnx.NodeProto, index: int, scope: Scope, types: Mapping[str, onnx.TypeProto]) -> Node:
         attributes, captures = self._attributes(proto, scope)
         inputs = tuple(scope[name] if name else OMITTED for name in proto.input)
+        while inputs and inputs[-1] is OMITTED:
+            inputs = inputs[:-1]
         constant = not captures and self._is_constant(proto, inputs, types)
         outputs = []
         for name in proto.output:

@@ -122,6 +122,7 @@ class WeightStore:
         for descriptor in self.segments.values():
             os.close(descriptor)
         self.segments.clear()
+        self._map = WeightMap()
 
     # Out of the store ----------------------------------------------------------------------------------------------
     def read(self, ref: TensorRef) -> np.ndarray:

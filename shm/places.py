@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.shm import memory
 from outrider.shm.board import ENCODED, NONE, TENSOR, BoardWriter, Layout, arena_start
 from outrider.shm.errors import OutOfMemoryError, RangesFullError
 from outrider.shm.ranges import Ranges
@@ -51,11 +52,13 @@ class Places:
         try:
             offset = self._ranges.allocate(max(capacity, 1))
         except RangesFullError as error:
+            memory.check(value, nbytes)  # what the machine lacks is the better story
+            left = self.segment.nbytes - self._ranges.in_use
             raise OutOfMemoryError(
-                f"value {value!r} needs {nbytes:,} bytes, more than a segment holds ({self.segment.nbytes:,} bytes)",
+                f"value {value!r} needs {nbytes:,} bytes, more than its segment has left ({left:,} bytes)",
                 value=value,
                 asked=nbytes,
-                available=self.segment.nbytes,
+                available=left,
             ) from error
         try:
             self.segment.populate(offset, capacity, value)

@@ -36,7 +36,6 @@ def _node(node: Node, store: WeightStore) -> onnx.NodeProto:
         op_type=node.op_type,
         domain=node.domain,
         overload=node.overload,
-        name=node.name,
         input=[value.name for value in node.inputs],
         output=[value.name for value in node.outputs],
     )

@@ -127,6 +127,22 @@ def test_conv_transpose(x: tuple[int, ...], w: tuple[int, ...], attributes: dict
     check("ConvTranspose", [floats(*x), floats(*w)], rtol=1e-4, atol=1e-4, **attributes)
 
 
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.data())
+def test_conv_transpose_of_any_geometry(data: st.DataObject) -> None:
+    rank = data.draw(st.integers(1, 2))
+    small = st.integers(1, 3)
+    kernel, strides, dilations = ([data.draw(small) for _ in range(rank)] for _ in range(3))
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    pads = [data.draw(st.integers(0, (r - 1) // 2)) for r in reach * 2]
+    extra = [data.draw(st.integers(0, s - 1)) for s in strides]
+    group, channels, features = data.draw(small), data.draw(small), data.draw(small)
+    x = floats(data.draw(small), group * channels, *[data.draw(st.integers(1, 5)) for _ in range(rank)])
+    w = floats(group * channels, features, *kernel)
+    attributes = {"strides": strides, "dilations": dilations, "pads": pads, "group": group, "output_padding": extra}
+    check("ConvTranspose", [x, w], rtol=1e-4, atol=1e-4, **attributes)
+
+
 def test_a_weight_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match=r"\[4, 5, 3, 3\]"):
         check("Conv", [floats(1, 3, 8, 8), floats(4, 5, 3, 3)], oracle=[floats(1)])

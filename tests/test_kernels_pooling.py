@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_harness import check
 
 pytestmark = pytest.mark.fast
@@ -47,6 +49,22 @@ def test_average_pool(x: tuple[int, ...], attributes: dict[str, Any]) -> None:
 def test_lp_pool(x: tuple[int, ...], attributes: dict[str, Any]) -> None:
     for p in (1, 2, 3):
         check("LpPool", [floats(*x)], p=p, rtol=1e-5, **attributes)
+
+
+@settings(deadline=None, derandomize=True, max_examples=80)
+@given(st.data())
+def test_pools_of_any_geometry(data: st.DataObject) -> None:
+    rank = data.draw(st.integers(1, 3))
+    small = st.integers(1, 3)
+    kernel, strides, dilations = ([data.draw(small) for _ in range(rank)] for _ in range(3))
+    pads = [data.draw(st.integers(0, k - 1)) for k in kernel * 2]
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    x = floats(2, data.draw(small), *[r + data.draw(st.integers(0, 5)) for r in reach])
+    attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
+    attributes["ceil_mode"] = data.draw(st.integers(0, 1))
+    check("MaxPool", [x], outputs=2, **attributes)
+    include = data.draw(st.integers(0, 1))
+    check("AveragePool", [x], count_include_pad=include, rtol=1e-5, atol=1e-5, **attributes)
 
 
 def test_max_pool_indices_by_column() -> None:

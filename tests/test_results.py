@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -30,6 +31,13 @@ pytestmark = pytest.mark.fast
 
 SIZES = {"small": 4, "large": 1 << 18}  # elements: copied, and leased from the worker's output pool
 TWICE = model([node("Add", "x x", "y")], [tensor("x", ["N"])], [tensor("y", None)])
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[outrider.SessionOptions]:
+    """One worker for the tests that do not kill it."""
+    with outrider.Fleet(["cpu"]) as fleet:
+        yield outrider.SessionOptions(fleet=fleet)
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
@@ -63,23 +71,23 @@ def test_results_are_the_callers_own(size: int) -> None:
     assert kept[0][0] == 7
 
 
-def test_inputs_are_not_kept() -> None:
+def test_inputs_are_not_kept(options: outrider.SessionOptions) -> None:
     x = np.ones(1000, np.float32)
-    with outrider.InferenceSession(TWICE) as session:
+    with outrider.InferenceSession(TWICE, options=options) as session:
         (y,) = session.run(None, {"x": x})
         x[...] = 5
         np.testing.assert_array_equal(y, 2)
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], 10)
 
 
-def test_one_value_under_two_names_gives_two_arrays() -> None:
+def test_one_value_under_two_names_gives_two_arrays(options: outrider.SessionOptions) -> None:
     raw = model(
         [node("Neg", "x", "y"), node("Identity", "y", "z")],
         [tensor("x", ["N"])],
         [tensor(name, None) for name in "yzx"],
     )
     x = np.ones(1 << 16, np.float32)
-    with outrider.InferenceSession(raw) as session:
+    with outrider.InferenceSession(raw, options=options) as session:
         y, z, same, again = session.run(["y", "z", "x", "y"], {"x": x})
     y[0] = z[1] = same[2] = again[3] = 9
     for array, place, value in ((y, 0, -1), (z, 1, -1), (same, 2, 1), (again, 3, -1)):
@@ -88,8 +96,8 @@ def test_one_value_under_two_names_gives_two_arrays() -> None:
     assert (x == 1).all()
 
 
-def test_many_results_held_at_once() -> None:
-    with outrider.InferenceSession(TWICE) as session:
+def test_many_results_held_at_once(options: outrider.SessionOptions) -> None:
+    with outrider.InferenceSession(TWICE, options=options) as session:
         held = [session.run(None, {"x": np.full(1 << 16, i, np.float32)})[0] for i in range(50)]
     for i, result in enumerate(held):
         assert (result == 2 * i).all()
@@ -110,22 +118,24 @@ BAD = {
 }
 
 
-def test_after_each_bad_feed_the_next_good_one_is_right() -> None:
+def test_after_each_bad_feed_the_next_good_one_is_right(options: outrider.SessionOptions) -> None:
     raw = model([node("Add", "x z", "y")], [tensor("x", ["N", 3]), tensor("z", ["N", 3])], [tensor("y", None)])
-    with outrider.InferenceSession(raw) as session:
+    with outrider.InferenceSession(raw, options=options) as session:
         for outputs, feed, kind in BAD.values():
             with pytest.raises(kind):
                 session.run(outputs, feed)
             np.testing.assert_array_equal(session.run(None, GOOD)[0], 2)
 
 
-def test_a_value_that_memory_cannot_hold_is_a_typed_error_and_the_session_lives() -> None:
+def test_a_value_that_memory_cannot_hold_is_a_typed_error_and_the_session_lives(
+    options: outrider.SessionOptions,
+) -> None:
     raw = model(
         [node("Expand", "x n", "big", name="grow"), node("Neg", "big", "y")],
         [tensor("x", [1]), tensor("n", [1], onnx.TensorProto.INT64)],
         [tensor("y", None)],
     )
-    with outrider.InferenceSession(raw) as session:
+    with outrider.InferenceSession(raw, options=options) as session:
         with pytest.raises(OutOfMemoryError) as caught:
             session.run(None, {"x": np.ones(1, np.float32), "n": np.array([1 << 38], np.int64)})
         assert caught.value.asked >= 1 << 40
@@ -134,15 +144,15 @@ def test_a_value_that_memory_cannot_hold_is_a_typed_error_and_the_session_lives(
         np.testing.assert_array_equal(y, [-1, -1, -1])
 
 
-def test_closed_session_says_so() -> None:
-    with outrider.InferenceSession(TWICE) as session:
+def test_closed_session_says_so(options: outrider.SessionOptions) -> None:
+    with outrider.InferenceSession(TWICE, options=options) as session:
         pass
     with pytest.raises(SessionClosedError):
         session.run(None, {"x": np.ones(1, np.float32)})
     session.close()
 
 
-def test_every_error_of_a_run_is_ours() -> None:
+def test_every_error_of_a_run_is_ours(options: outrider.SessionOptions) -> None:
     """A kernel that fails on its values: the error names node and operator, the worker lives on."""
     raw = model(
         [node("Reshape", "x s", "y", name="shaper")],
@@ -150,7 +160,7 @@ def test_every_error_of_a_run_is_ours() -> None:
         [tensor("y", None)],
         {"s": np.array([2, 3], np.int64)},
     )
-    with outrider.InferenceSession(raw) as session:
+    with outrider.InferenceSession(raw, options=options) as session:
         for _ in range(2):
             with pytest.raises(OutriderError) as caught:
                 session.run(None, {"x": np.ones(5, np.float32)})

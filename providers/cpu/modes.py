@@ -153,7 +153,7 @@ class BoundMode(Bind):
         return None
 
     def _name(self, i: int) -> str:
-        return self.op.step.outputs[i].name if i < len(self.op.step.outputs) else f"output {i} of {self.op.origin.name}"
+        return _value_name(self.op, i)
 
 
 class RunMode(Bind):
@@ -166,13 +166,18 @@ class RunMode(Bind):
 
     def out(self, i: int, shape: Iterable[int], dtype: Any) -> np.ndarray:
         dims = tuple(int(d) for d in shape)
-        _check(self.op.origin.name, dims, np.dtype(dtype))
+        _check(_value_name(self.op, i), dims, np.dtype(dtype))
         return super().out(i, dims, dtype)
 
     def scratch(self, shape: Iterable[int], dtype: Any) -> np.ndarray:
         dims = tuple(int(d) for d in shape)
         _check(f"scratch memory of {self.op.origin.name}", dims, np.dtype(dtype))
         return super().scratch(dims, dtype)
+
+    def is_const(self, i: int) -> bool:
+        # As in the bound mode, so that an op computes the same way in both.
+        number = self.op.inputs[i] if i < len(self.op.inputs) else ABSENT
+        return number == ABSENT or self.binding.item(number).state == KNOWN
 
     def packed(self, key: str, i: int, make: Callable[[np.ndarray], Any]) -> Any:
         item = self.binding.item(self.op.inputs[i])
@@ -188,6 +193,10 @@ def immediate(op: Op, inputs: Sequence[Any], binding: Binding) -> list[Any]:
     except Exception as cause:
         fail((op.origin,), op.step.inputs, inputs, cause)
     return [np.asarray(result) if isinstance(result, np.generic) else result for result in bind.results]
+
+
+def _value_name(op: Op, i: int) -> str:
+    return op.step.outputs[i].name if i < len(op.step.outputs) else f"output {i} of {op.origin.name}"
 
 
 def _same_memory(a: np.ndarray, b: np.ndarray) -> bool:

@@ -75,7 +75,7 @@ class _Mixed:
             if i in binding.placed:
                 results.append(None)
             else:
-                results.append(_contiguous(env[number] if item.state == LATE else item.value))
+                results.append(env[number] if item.state == LATE else item.value)
         return results
 
 
@@ -86,7 +86,3 @@ def _item(given: Any) -> Item:
     if isinstance(given, np.ndarray) and not given.dtype.hasobject:
         return Item(FIXED, given)
     return LATE_ITEM
-
-
-def _contiguous(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) and not value.flags.c_contiguous else value

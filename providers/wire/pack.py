@@ -19,7 +19,7 @@ from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.graph import OMITTED, Graph, Node, TensorRef, Value
 
 VERSION = 1
-MAX_DEPTH = 200  # bodies in bodies and lowered forms of them
+MAX_DEPTH = 64  # bodies in bodies and lowered forms of them; the loader takes 30
 
 _PLAIN, _REF, _GRAPH, _LIST = 0, 1, 2, 3
 _SCALARS = (int, float, str, bytes)

@@ -54,6 +54,8 @@ def _run_blocks(blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 def _pointwise(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, group: int) -> None:
     count = math.prod(y.shape[2:])
+    if count == 1 or w.shape[1] == 1:  # GEMV, which shows strides in the last bits
+        x = b.contiguous(x)
     matrix = b.reshaped(x, (x.shape[0], group, x.shape[1] // group, count))
     b.step(np.matmul, w, matrix, y.reshape(y.shape[0], group, y.shape[1] // group, count))
 
@@ -430,6 +432,8 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
     result = target(b, y)
     if x.size and w.size and y.size:
         count, depth = math.prod(g.out), per_group * math.prod(g.kernel)
+        if count == 1 or depth == 1:  # GEMV, which shows strides in the last bits
+            x, w = b.contiguous(x), b.contiguous(w)
         weights = b.reshaped(w, (p.group, channels, depth)).swapaxes(1, 2)
         flat = b.reshaped(x, (images, p.group, channels, count))
         features = p.group * per_group
