@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -440,9 +441,10 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
         matrix = columns.reshape(p.group, depth, count)
         tiled = g.kernel == g.strides and not any(g.begin) and set(g.dilations) == {1}
         if tiled and out == tuple(o * s for o, s in zip(g.out, g.strides, strict=True)):
-            each = [(slice(None), *tap) for tap in g.taps()]
+            each: list[tuple[Any, ...]] = [(slice(None), *tap) for tap in g.taps()]
             steps = [tuple(slice(t, None, k) for t, k in zip(tap, g.kernel, strict=True)) for tap in g.taps()]
-            images_out = [(flat[n], [result[(n, slice(None), *step)] for step in steps]) for n in range(images)]
+            places: list[tuple[Any, ...]] = [(slice(None), *step) for step in steps]
+            images_out = [(flat[n], [result[n][place] for place in places]) for n in range(images)]
             b.step(_run_spread, images_out, weights, matrix, [columns[at] for at in each])
         else:
             length = tuple(max(e, o + f) for e, o, f in zip(g.extent, out, g.begin, strict=True))
