@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.scheduler import errors
-    from outrider.scheduler.feeds import ModelMetadata, NodeArg
+    from outrider.scheduler.feeds import NodeArg
     from outrider.scheduler.fleet import Fleet
+    from outrider.scheduler.metadata import ModelMetadata
     from outrider.scheduler.options import CancelToken, ProviderSpec, RunOptions, SessionOptions
     from outrider.scheduler.report import PlacementReport
     from outrider.scheduler.session import InferenceSession
@@ -19,7 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "CancelToken": "options", "Fleet": "fleet", "InferenceSession": "session", "ModelMetadata": "feeds",
+    "CancelToken": "options", "Fleet": "fleet", "InferenceSession": "session", "ModelMetadata": "metadata",
     "NodeArg": "feeds", "PlacementReport": "report", "ProviderSpec": "options", "RunOptions": "options",
     "SessionOptions": "options",
 }  # fmt: skip

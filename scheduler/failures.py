@@ -32,6 +32,6 @@ def error_of(message: messages.Failed, generation: Generation) -> OutriderError:
             cause=cause,
             remote_traceback=message.error.get("traceback"),
         )
-    if "provider" in error._fields and getattr(error, "provider", None) is None:
-        error.provider = provider  # type: ignore[attr-defined]
+    if "provider" in error._fields and error.provider is None:
+        return type(error)(error.message, **{**error.fields(), "provider": provider})
     return error

@@ -1,4 +1,4 @@
-"""What goes into a run and how it is described: the check of a feed, NodeArg, ModelMetadata.
+"""What goes into a run and how it is described: the check of a feed, and NodeArg.
 
 The check is pure and happens before anything is sent. The first fault in this order is reported:
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -66,36 +66,6 @@ class NodeArg:
 
     def __repr__(self) -> str:
         return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape})"
-
-
-@dataclass(frozen=True)
-class ModelMetadata:
-    """Facts about the model file, under onnxruntime's names (`get_modelmeta`) and ONNX's own."""
-
-    producer_name: str = ""
-    producer_version: str = ""
-    domain: str = ""
-    version: int = 0
-    description: str = ""
-    graph_name: str = ""
-    graph_description: str = ""
-    custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
-    ir_version: int = 0
-
-    @property
-    def model_version(self) -> int:
-        """ModelProto.model_version."""
-        return self.version
-
-    @property
-    def doc_string(self) -> str:
-        """ModelProto.doc_string."""
-        return self.description
-
-    @property
-    def metadata_props(self) -> Mapping[str, str]:
-        """ModelProto.metadata_props."""
-        return self.custom_metadata_map
 
 
 def type_name(dtype: str) -> str:

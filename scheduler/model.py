@@ -18,26 +18,13 @@ from outrider.providers.wire.graph import Graph, Value
 from outrider.scheduler.inference import dtype_of, hide, infer, set_imports, shape_of
 from outrider.scheduler.limits import FunctionKey, check_bytes, check_limits, function_key
 from outrider.scheduler.lowering import lower
+from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model_errors import ModelLoadError, ModelNotFoundError
 from outrider.scheduler.plain import FIRST_IR_WITH_OVERRIDES, Builder, schema_of
 from outrider.scheduler.skeleton import Skeleton, body_graphs, build_skeleton, opset_imports, walk
 from outrider.scheduler.store import WeightStore
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ModelMetadata:
-    """What the file says about itself. `custom` are its metadata_props."""
-
-    ir_version: int
-    producer_name: str
-    producer_version: str
-    domain: str
-    model_version: int
-    description: str
-    graph_name: str
-    custom: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -87,9 +74,16 @@ def load_model(
         raise _error(path, "imports no opset; every ONNX model states the version of its operators in opset_import")
     check_limits(proto, path)
     metadata = ModelMetadata(
-        proto.ir_version, proto.producer_name, proto.producer_version, proto.domain, proto.model_version,
-        proto.doc_string, proto.graph.name, {entry.key: entry.value for entry in proto.metadata_props},
-    )  # fmt: skip
+        producer_name=proto.producer_name,
+        producer_version=proto.producer_version,
+        domain=proto.domain,
+        version=proto.model_version,
+        description=proto.doc_string,
+        graph_name=proto.graph.name,
+        graph_description=proto.graph.doc_string,
+        custom_metadata_map={entry.key: entry.value for entry in proto.metadata_props},
+        ir_version=proto.ir_version,
+    )
     configurations = tuple(
         {"name": entry.name, "num_devices": entry.num_devices, "device": list(entry.device)}
         for entry in proto.configuration

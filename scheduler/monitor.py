@@ -223,9 +223,10 @@ class Monitor(threading.Thread):
         for fd in list(self._watched):
             self._unwatch(fd)
 
-    def _timeout(self) -> float | None:
+    def _timeout(self) -> int | None:
+        """Milliseconds to the next deadline; None without one."""
         times = [worker.deadline[0] for worker in self.workers if worker.deadline is not None]
-        return max(0.0, (min(times) - time.monotonic()) * 1000 + 1) if times else None
+        return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()

@@ -20,8 +20,9 @@ from outrider.scheduler.errors import (
     SessionClosedError,
     UnsupportedOptionError,
 )
-from outrider.scheduler.feeds import ModelMetadata, NodeArg, check_feeds, requested_outputs
+from outrider.scheduler.feeds import NodeArg, check_feeds, requested_outputs
 from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.options import RunOptions, SessionOptions, session_options
 from outrider.scheduler.options import run_options as checked_run_options
@@ -195,17 +196,7 @@ class InferenceSession:
 
     def get_modelmeta(self) -> ModelMetadata:
         """What the model says about itself."""
-        meta = self._loaded.metadata
-        return ModelMetadata(
-            producer_name=meta.producer_name,
-            producer_version=meta.producer_version,
-            domain=meta.domain,
-            version=meta.model_version,
-            description=meta.description,
-            graph_name=meta.graph_name,
-            custom_metadata_map=dict(meta.custom),
-            ir_version=meta.ir_version,
-        )
+        return self._loaded.metadata
 
     def get_providers(self) -> list[str]:
         """Names of the providers, in priority order."""

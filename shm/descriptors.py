@@ -87,7 +87,7 @@ class DescriptorChannel:
             raise DescriptorError(
                 f"a message of descriptors was refused: {reason}", descriptor=identifiers[0] if identifiers else None
             )
-        self._arrived.update(zip(identifiers, fds))  # noqa: B905 (checked above)
+        self._arrived.update(zip(identifiers, fds, strict=True))
         return identifiers
 
     def take(self, identifier: int, timeout: float | None = None) -> int:

@@ -7,13 +7,17 @@ story is lost on the way.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 class OutriderError(Exception):
     """Root of Outrider's errors. `message` says what happened, to what, why, and what to do."""
 
     _fields: tuple[str, ...] = ()
+
+    if TYPE_CHECKING:  # the names in `_fields` are attributes
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)

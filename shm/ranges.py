@@ -77,7 +77,7 @@ class Intervals:
         self._ends: list[int] = []
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter(zip(self._starts, self._ends))  # noqa: B905 (always of one length)
+        return iter(zip(self._starts, self._ends, strict=True))
 
     def total(self) -> int:
         """How many integers are in the set."""

@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "scheduler/": ("outrider.scheduler", *CONTRACT),
     "providers/contract.py": CONTRACT,
     "providers/wire/": CONTRACT,
-    "providers/cpu/": ("outrider.providers.cpu", "outrider.providers.failures", *CONTRACT),
+    "providers/cpu/": ("outrider.providers.cpu", *CONTRACT),
     "providers/null/": ("outrider.providers.null", *CONTRACT),
     "providers/": (*WORKER, *CONTRACT),
     "shm/": ("outrider.shm",),

@@ -21,7 +21,8 @@ from outrider.scheduler.errors import (
     ShapeMismatchError,
     SymbolConflictError,
 )
-from outrider.scheduler.feeds import ModelMetadata, NodeArg, check_feeds, requested_outputs, split_type, type_name
+from outrider.scheduler.feeds import NodeArg, check_feeds, requested_outputs, split_type, type_name
+from outrider.scheduler.metadata import ModelMetadata
 
 pytestmark = pytest.mark.fast
 

@@ -495,7 +495,7 @@ def test_metadata_and_device_configurations_survive() -> None:
     proto = relu()
     proto.ir_version = 11
     proto.producer_name, proto.producer_version, proto.domain = "maker", "2.1", "org.example"
-    proto.model_version, proto.doc_string = 7, "what it is for"
+    proto.model_version, proto.doc_string, proto.graph.doc_string = 7, "what it is for", "how it works"
     proto.metadata_props.add(key="k", value="v")
     proto.configuration.add(name="two", num_devices=2, device=["a", "b"])
     node = proto.graph.node[0]
@@ -509,7 +509,8 @@ def test_metadata_and_device_configurations_survive() -> None:
     meta = loaded.metadata
     assert (meta.producer_name, meta.producer_version, meta.domain) == ("maker", "2.1", "org.example")
     assert (meta.ir_version, meta.model_version, meta.description, meta.graph_name) == (11, 7, "what it is for", "g")
-    assert meta.custom == {"k": "v"}
+    assert meta.graph_description == "how it works"
+    assert meta.custom_metadata_map == {"k": "v"}
     assert loaded.device_configurations == ({"name": "two", "num_devices": 2, "device": ["a", "b"]},)
     plain = loaded.graph.nodes[0]
     assert plain.metadata == {"layer": "3"}

@@ -272,7 +272,7 @@ class Binding:
                 raise
             inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
             fail((op.origin,), op.step.inputs, inputs, cause)
-        for late, dead in zip(self.late, self._releases):  # noqa: B905 (made together)
+        for late, dead in zip(self.late, self._releases, strict=True):
             late(env, self)
             for number in dead:
                 env.pop(number, None)
@@ -288,9 +288,9 @@ class _LateKernel:
     def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         inputs = [
             None if item is None else env[number] if item.state == LATE else item.value
-            for item, number in zip(self.sources, self.op.inputs)  # noqa: B905 (made together)
+            for item, number in zip(self.sources, self.op.inputs, strict=True)
         ]
-        for number, result in zip(self.op.outputs, immediate(self.op, inputs, binding)):  # noqa: B905
+        for number, result in zip(self.op.outputs, immediate(self.op, inputs, binding), strict=True):
             if number != ABSENT:
                 env[number] = result
 

@@ -57,7 +57,7 @@ class _Bound:
     def call(self, given: Sequence[Any]) -> list[Any]:
         """Copy in, run, copy out."""
         env: dict[int, Any] = {}
-        for (number, stage), item in zip(self._arguments, given):  # noqa: B905 (made together)
+        for (number, stage), item in zip(self._arguments, given, strict=True):
             if stage is None:
                 env[number] = item
             else:
@@ -123,7 +123,7 @@ class Body:
         region = Region(self._outer.scratch, self._outer.high)
         items = dict(self._fixed)
         staging: list[np.ndarray | None] = []
-        for number, item, kind in zip(self._numbers, given, key):  # noqa: B905 (made together)
+        for number, item, kind in zip(self._numbers, given, key, strict=True):
             stage = None
             if kind is not None:
                 name = f"{self.block.name}: {self._code.names[number]}"
@@ -148,7 +148,7 @@ class _Control:
     def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         inputs = [
             None if item is None else env[number] if item.state == LATE else item.value
-            for item, number in zip(self._sources, self.op.inputs)  # noqa: B905 (made together)
+            for item, number in zip(self._sources, self.op.inputs, strict=True)
         ]
         try:
             results = self.execute(inputs, env)
@@ -156,7 +156,7 @@ class _Control:
                 raise ValueError(f"{len(results)} results for {len(self.op.outputs)} outputs")
         except Exception as cause:
             fail((self.op.origin,), self.op.step.inputs, inputs, cause)
-        for number, result in zip(self.op.outputs, results):  # noqa: B905 (checked)
+        for number, result in zip(self.op.outputs, results, strict=False):  # results may be more
             if number != ABSENT:
                 env[number] = result
 

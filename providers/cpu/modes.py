@@ -174,6 +174,11 @@ class RunMode(Bind):
         _check(f"scratch memory of {self.op.origin.name}", dims, np.dtype(dtype))
         return super().scratch(dims, dtype)
 
+    def is_const(self, i: int) -> bool:
+        # As in the bound mode, so that an op computes the same way in both.
+        number = self.op.inputs[i] if i < len(self.op.inputs) else ABSENT
+        return number == ABSENT or self.binding.item(number).state == KNOWN
+
     def packed(self, key: str, i: int, make: Callable[[np.ndarray], Any]) -> Any:
         item = self.binding.item(self.op.inputs[i])
         return _packed(self.binding.code, self.op, key, i, make, self.const(i), item.shared)

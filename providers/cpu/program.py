@@ -71,7 +71,7 @@ class _Mixed:
         env = {number: inputs[i] for i, number in self._late}
         binding.run(env)
         results: list[Any] = []
-        for i, (number, item) in enumerate(zip(binding.block.results, binding.results)):  # noqa: B905 (made together)
+        for i, (number, item) in enumerate(zip(binding.block.results, binding.results, strict=True)):
             if i in binding.placed:
                 results.append(None)
             else:

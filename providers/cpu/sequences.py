@@ -6,6 +6,7 @@ A sequence operator makes a new list and never changes the one it got; elements 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ def split_to_sequence(b: Bind, p: _Split) -> None:
             raise ValueError(f"split {sizes} must be sizes that add up to {extent}, the extent of axis {axis}")
         edges = np.cumsum([0, *sizes]).tolist()
     before = (slice(None),) * axis
-    pairs = zip(edges, edges[1:])  # noqa: B905 (neighbours)
+    pairs = pairwise(edges)
     b.value(0, lambda: [np.ascontiguousarray(x[(*before, slice(start, stop))]) for start, stop in pairs])
 
 

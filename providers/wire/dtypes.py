@@ -68,7 +68,8 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
             import ml_dtypes
         except ImportError:
             return np.dtype(raw)
-        return np.dtype(getattr(ml_dtypes, name))
+        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return extended
     raise ValueError(f"{dtype!r} is not an element type; those are {', '.join(sorted(NUMBER))}")
 
 

@@ -60,7 +60,7 @@ def encode(value: Any) -> list[Buffer]:
             blob = msgpack.packb(texts)
             return {"kind": "string", "shape": list(array.shape), "offset": put(blob, len(blob)), "nbytes": len(blob)}
         array = np.ascontiguousarray(array).reshape(array.shape)
-        data = memoryview(array.reshape(-1).view(np.uint8)) if array.size else memoryview(b"")
+        data = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
         start = put(data, array.nbytes)
         return {"kind": "tensor", "dtype": dtype, "shape": list(array.shape), "offset": start, "nbytes": array.nbytes}
 

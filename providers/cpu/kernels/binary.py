@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ def _shape(b: Bind) -> tuple[int, ...]:
         return np.broadcast_shapes(*shapes)
     except ValueError:
         raise ValueError(f"{b.node.label} {b.node.name}: shapes {shapes} do not broadcast") from None
+
+
+_ufunc: Callable[..., Any]
 
 
 def _register_arithmetic(ufunc: Any, op_type: str, dtypes: frozenset[str]) -> None:

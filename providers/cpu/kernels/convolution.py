@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,8 @@ def _run_blocks(blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarra
 
 def _pointwise(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, group: int) -> None:
     count = math.prod(y.shape[2:])
+    if count == 1 or w.shape[1] == 1:  # GEMV, which shows strides in the last bits
+        x = b.contiguous(x)
     matrix = b.reshaped(x, (x.shape[0], group, x.shape[1] // group, count))
     b.step(np.matmul, w, matrix, y.reshape(y.shape[0], group, y.shape[1] // group, count))
 
@@ -429,6 +432,8 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
     result = target(b, y)
     if x.size and w.size and y.size:
         count, depth = math.prod(g.out), per_group * math.prod(g.kernel)
+        if count == 1 or depth == 1:  # GEMV, which shows strides in the last bits
+            x, w = b.contiguous(x), b.contiguous(w)
         weights = b.reshaped(w, (p.group, channels, depth)).swapaxes(1, 2)
         flat = b.reshaped(x, (images, p.group, channels, count))
         features = p.group * per_group
@@ -436,9 +441,10 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
         matrix = columns.reshape(p.group, depth, count)
         tiled = g.kernel == g.strides and not any(g.begin) and set(g.dilations) == {1}
         if tiled and out == tuple(o * s for o, s in zip(g.out, g.strides, strict=True)):
-            each = [(slice(None), *tap) for tap in g.taps()]
+            each: list[tuple[Any, ...]] = [(slice(None), *tap) for tap in g.taps()]
             steps = [tuple(slice(t, None, k) for t, k in zip(tap, g.kernel, strict=True)) for tap in g.taps()]
-            images_out = [(flat[n], [result[(n, slice(None), *step)] for step in steps]) for n in range(images)]
+            places: list[tuple[Any, ...]] = [(slice(None), *step) for step in steps]
+            images_out = [(flat[n], [result[n][place] for place in places]) for n in range(images)]
             b.step(_run_spread, images_out, weights, matrix, [columns[at] for at in each])
         else:
             length = tuple(max(e, o + f) for e, o, f in zip(g.extent, out, g.begin, strict=True))

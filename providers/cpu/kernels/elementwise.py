@@ -188,7 +188,8 @@ def _erf64(x: np.ndarray, y: np.ndarray) -> None:
 
 def _erfc_large(magnitude: np.ndarray, square: np.ndarray) -> np.ndarray:
     t = 2.0 / (2.0 + np.maximum(magnitude, 1.0))
-    return t * np.exp(_horner(_ERF64_LARGE, t) - square)
+    large: np.ndarray = t * np.exp(_horner(_ERF64_LARGE, t) - square)
+    return large
 
 
 def erf_steps(b: Bind, x: np.ndarray, y: np.ndarray) -> None:

@@ -20,7 +20,8 @@ So one function serves both modes, and rules keep it honest:
 - never read contents except through `b.const(i)` (or inside a step);
 - never `x.reshape(...)` an input at bind time: it may copy and freeze stale data. Use `b.reshaped(x, shape)`;
 - a step writes only to arrays that `out`, `reuse` or `scratch` gave; inputs are read-only;
-- results have exactly the shape and dtype ONNX says; outputs beyond `b.outputs` are not asked for.
+- results have exactly the shape and dtype ONNX says; outputs beyond `b.outputs` are not asked for;
+- strides of inputs must not show in the bits of results: where a routine depends on them, use `b.contiguous(x)`.
 
 `parse` is called with the node when it is claimed and again when it is bound, so what is claimed can be compiled; it
 raises `Unsupported(reason)` for what the kernel does not take, and its result reaches the kernel as `p` (None without

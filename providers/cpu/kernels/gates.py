@@ -12,7 +12,7 @@ import numpy as np
 from outrider.providers.cpu.kernels.frame import Unsupported
 from outrider.providers.wire.graph import Node
 
-Activation = Callable[[np.ndarray, np.ndarray], None]
+Activation = Callable[[np.ndarray, np.ndarray], object]
 
 # Default alpha and beta; None: the function has no such number.
 DEFAULTS: dict[str, tuple[float | None, float | None]] = {

@@ -40,7 +40,8 @@ def gather(b: Bind, p: int) -> None:
     if indices.ndim == 0 and b.is_const(1):
         index = b.const(1)
         _check_bounds(index, x.shape[axis], name)
-        b.view(0, x[(*before, int(index), ...)])
+        place: tuple[Any, ...] = (*before, int(index), ...)
+        b.view(0, x[place])
         return
     y = b.out(0, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
     b.step(_take, x, indices, axis, y, name)

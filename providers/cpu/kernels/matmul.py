@@ -109,8 +109,8 @@ def _einsum(equation: str, path: Any, operands: list[np.ndarray], y: np.ndarray)
 
 @kernel("Einsum", since=12, dtypes={0: NUMBERS}, parse=_parse_equation)
 def einsum(b: Bind, equation: str) -> None:
-    """ONNX Einsum-12, contracted in the order that costs least."""
-    operands = [widened(b, i) for i in range(len(b.node.inputs))]
+    """ONNX Einsum-12, contracted in the order that costs least. Strides of the operands would show in the last bits."""
+    operands = [b.contiguous(widened(b, i)) for i in range(len(b.node.inputs))]
     path = np.einsum_path(equation, *operands, optimize="optimal" if len(operands) < 6 else "greedy")[0]
     y = b.out(0, _einsum_shape(equation, operands), b.array(0).dtype)
     total = target(b, y)

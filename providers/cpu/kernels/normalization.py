@@ -47,11 +47,11 @@ def _affine(
 def _statistics(x: np.ndarray, axes: tuple[int, ...], mean: np.ndarray, var: np.ndarray) -> None:
     """Mean and population variance over `axes`; both keep them as 1."""
     count = x.size // max(1, mean.size)
-    np.add.reduce(x, axes, None, mean, True)
+    np.add.reduce(x, axes, None, mean, keepdims=True)
     np.divide(mean, count, mean)
     centred = x - mean
     np.multiply(centred, centred, centred)
-    np.add.reduce(centred, axes, None, var, True)
+    np.add.reduce(centred, axes, None, var, keepdims=True)
     np.divide(var, count, var)
 
 
@@ -87,8 +87,8 @@ def batch_normalization(b: Bind, p: Batch) -> None:
 
         def make(scale: np.ndarray) -> np.ndarray:
             made = np.empty((2, channels), dtype)
-            parts = [np.asarray(part, dtype) for part in (scale, b.const(2), b.const(3), b.const(4))]
-            _affine(*parts, p.epsilon, made)
+            bias, mean, var = (np.asarray(b.const(i), dtype) for i in (2, 3, 4))
+            _affine(np.asarray(scale, dtype), bias, mean, var, p.epsilon, made)
             return made
 
         names = ",".join(value.name for value in b.node.inputs[2:5])
@@ -307,7 +307,7 @@ def _divide_by_norm(x: np.ndarray, p: Norm, y: np.ndarray, norm: np.ndarray) -> 
         np.abs(x, y)
     else:
         np.multiply(x, x, y)
-    np.add.reduce(y, p.axis, None, norm, True)
+    np.add.reduce(y, p.axis, None, norm, keepdims=True)
     if p.power == 2:
         np.sqrt(norm, norm)
     np.copyto(norm, 1, where=norm == 0)  # 0 / 0 is 0 here
@@ -328,11 +328,11 @@ def lp_normalization(b: Bind, p: Norm) -> None:
 
 def _mean_variance(x: np.ndarray, axes: tuple[int, ...], y: np.ndarray, square: np.ndarray, stat: np.ndarray) -> None:
     count = x.size // max(1, stat.size)
-    np.add.reduce(x, axes, None, stat, True)
+    np.add.reduce(x, axes, None, stat, keepdims=True)
     np.divide(stat, count, stat)
     np.subtract(x, stat, y)
     np.multiply(y, y, square)
-    np.add.reduce(square, axes, None, stat, True)
+    np.add.reduce(square, axes, None, stat, keepdims=True)
     np.divide(stat, count, stat)
     np.sqrt(stat, stat)
     np.add(stat, 1e-9, stat)
@@ -381,21 +381,21 @@ def _rows(b: Bind, p: Along, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
-    np.maximum.reduce(x, axis, None, row, True)
+    np.maximum.reduce(x, axis, None, row, keepdims=True)
     np.subtract(x, row, y)
     np.exp(y, y)
     if axis == y.ndim - 1:  # a sum as a matrix-vector product is faster than a reduction
         np.matmul(y, np.ones((y.shape[-1], 1), y.dtype), row)
     else:
-        np.add.reduce(y, axis, None, row, True)
+        np.add.reduce(y, axis, None, row, keepdims=True)
     np.divide(y, row, y)
 
 
 def _log_softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int, term: np.ndarray) -> None:
-    np.maximum.reduce(x, axis, None, row, True)
+    np.maximum.reduce(x, axis, None, row, keepdims=True)
     np.subtract(x, row, y)
     np.exp(y, term)
-    np.add.reduce(term, axis, None, row, True)
+    np.add.reduce(term, axis, None, row, keepdims=True)
     np.log(row, row)
     np.subtract(y, row, y)
 

@@ -125,7 +125,8 @@ def _counts(g: Geometry, count_padding: bool, dtype: Any) -> np.ndarray:
         at = np.arange(g.out[axis])[:, None] * g.strides[axis] + taps - g.begin[axis]
         low, high = (-g.begin[axis], size + g.end[axis]) if count_padding else (0, size)
         counts.append(((at >= low) & (at < high)).sum(axis=1))
-    return np.maximum(reduce(np.multiply.outer, counts), 1).astype(dtype)
+    counted: np.ndarray = np.maximum(reduce(np.multiply.outer, counts), 1).astype(dtype)
+    return counted
 
 
 @kernel("AveragePool", dtypes={0: FLOATS}, parse=_parse)
@@ -196,7 +197,7 @@ def _global_norm(x: np.ndarray, power: int, axes: tuple[int, ...], y: np.ndarray
     np.abs(x, term)
     if power != 1:
         np.power(term, power, term)
-    np.add.reduce(term, axes, None, y, True)
+    np.add.reduce(term, axes, None, y, keepdims=True)
     if power != 1:
         np.power(y, 1 / power, y)
 

@@ -257,11 +257,11 @@ def _bind(b: Bind, p: Recurrence, gates: int, states: int, work: Callable[[Layer
         shape = (batch, steps, directions, hidden) if p.batch_first else (steps, directions, batch, hidden)
         y = b.out(0, shape, given.dtype)
         y = y.transpose(1, 2, 0, 3) if p.batch_first else y
-    places = []
+    places: list[np.ndarray | None] = []
     for k in range(states):
         if b.wanted(1 + k):
-            shape = (batch, directions, hidden) if p.batch_first else (directions, batch, hidden)
-            finals = b.out(1 + k, shape, given.dtype)
+            last = (batch, directions, hidden) if p.batch_first else (directions, batch, hidden)
+            finals = b.out(1 + k, last, given.dtype)
             places.append(finals.swapaxes(0, 1) if p.batch_first else finals)
         else:
             places.append(None)

@@ -85,26 +85,29 @@ class AxisPlan:
     start: float = 0.0
     stop: float = 1.0
 
-    def coordinates(self, transform: str, dtype: Any) -> np.ndarray:
+    def coordinates(self, transform: str, dtype: type[np.floating[Any]]) -> np.ndarray:
         """Where each output position lies on the input's axis."""
         x = np.arange(self.out, dtype=dtype)
         scale, last = dtype(self.scale), dtype(self.size - 1)
         width = dtype(self.scale * self.size)  # may be a fraction when `scales` is given
+        at: np.ndarray
         if transform == "asymmetric":
-            return x / scale
-        if transform == "align_corners":
-            return x * dtype(0) if width == 1 else x * last / (width - 1)
-        if transform == "tf_crop_and_resize":
+            at = x / scale
+        elif transform == "align_corners":
+            at = x * dtype(0) if width == 1 else x * last / (width - 1)
+        elif transform == "tf_crop_and_resize":
             start, stop = dtype(self.start), dtype(self.stop)
             if self.out <= 1:
-                return x * dtype(0) + (start + stop) * last / 2
-            return start * last + x * (stop - start) * last / dtype(self.out - 1)
-        if transform == "pytorch_half_pixel" and self.out == 1:
-            return x * dtype(0)
-        centred = (x + dtype(0.5)) / scale - dtype(0.5)
-        if transform == "half_pixel_symmetric":
-            centred = centred + dtype(self.size / 2) * (1 - dtype(self.out) / width)
-        return centred
+                at = x * dtype(0) + (start + stop) * last / 2
+            else:
+                at = start * last + x * (stop - start) * last / dtype(self.out - 1)
+        elif transform == "pytorch_half_pixel" and self.out == 1:
+            at = x * dtype(0)
+        else:
+            at = (x + dtype(0.5)) / scale - dtype(0.5)
+            if transform == "half_pixel_symmetric":
+                at = at + dtype(self.size / 2) * (1 - dtype(self.out) / width)
+        return at
 
 
 def plan_axes(p: Resizing, shape: tuple[int, ...], scales: Any, sizes: Any, roi: Any) -> list[AxisPlan]:

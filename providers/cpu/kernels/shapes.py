@@ -159,7 +159,9 @@ def pad_constant(b: Bind, x: np.ndarray, y: np.ndarray, pairs: Sequence[tuple[in
             if border.stop > border.start:
                 b.step(np.copyto, y[(*inner[:axis], border)], value, "unsafe")
     if all(s.stop > s.start for s in inner):
-        b.step(np.copyto, y[(*inner, ...)], x[(*source, ...)])
+        within: tuple[Any, ...] = (*inner, ...)
+        origin: tuple[Any, ...] = (*source, ...)
+        b.step(np.copyto, y[within], x[origin])
 
 
 def pad_indices(length: int, before: int, after: int, mode: str) -> np.ndarray:
