@@ -20,6 +20,7 @@ from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_d
 from outrider.shm.board import TENSOR, BoardWriter, Layout
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
+from outrider.shm.segment import address_of
 
 BINDINGS = 64  # kept per unit
 VARIANTS = 4  # bindings of one combination to different output blocks
@@ -227,9 +228,4 @@ class BoundUnit:
 def _same_place(last: tuple[int, np.ndarray], number: int, array: np.ndarray) -> bool:
     held = last[1]
     same_form = held.shape == array.shape and held.dtype == array.dtype
-    return last[0] == number and same_form and _address(held) == _address(array)
-
-
-def _address(array: np.ndarray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return last[0] == number and same_form and address_of(held) == address_of(array)

@@ -15,12 +15,13 @@ import numpy as np
 
 from outrider.providers.wire import messages, values
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
+from outrider.providers.wire.failures import first_names
 from outrider.scheduler.deploy import START, Generation
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.slots import Slots
-from outrider.shm.board import ENCODED, NONE
+from outrider.shm.board import ENCODED, NONE, VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
 
@@ -206,9 +207,9 @@ class Runner:
             failed = False
             for read, edge in lasts:
                 word = read(edge, slot.index)
-                if word >> 16 != run:
+                if run_of(word) != run:
                     break
-                failed = failed or not word & 0xFFFF
+                failed = failed or number_of(word) == VOID
             else:
                 return failed
             if self.death is not None:
@@ -220,17 +221,16 @@ class Runner:
         """The death, with the first partition that the dead worker owed to this run."""
         for partition, (board, edge) in enumerate(generation.dones):
             side = generation.sides[board]
-            if side.worker.name == death.provider and side.reader.word(edge, slot.index) >> 16 != run:
+            if side.worker.name == death.provider and run_of(side.reader.word(edge, slot.index)) != run:
                 nodes = generation.partition_nodes[partition]
-                some = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
-                story = f"{death.message} It owed partition {partition} ({some})."
+                story = f"{death.message} It owed partition {partition} ({first_names(nodes)})."
                 return WorkerDiedError(story, **{**death.fields(), "partition": partition, "nodes": nodes})
         return death
 
     def _read(self, generation: Generation, slot: int, board: int, edge: int) -> Any:
         """A result of the caller's own: copied, or leased from the worker's output pool."""
         side = generation.sides[board]
-        layout = side.reader.layout(edge, slot, side.reader.word(edge, slot) & 0xFFFF)
+        layout = side.reader.layout(edge, slot, number_of(side.reader.word(edge, slot)))
         if layout.kind == NONE:
             return None
         segment = side.reader.segment
@@ -248,9 +248,9 @@ class Runner:
         for board, edge in generation.results:
             side = generation.sides[board]
             word = side.reader.word(edge, slot)
-            if (board, edge) in kept or word >> 16 != run or not word & 0xFFFF:
+            if (board, edge) in kept or run_of(word) != run or number_of(word) == VOID:
                 continue
-            block = side.reader.layout(edge, slot, word & 0xFFFF).block
+            block = side.reader.layout(edge, slot, number_of(word)).block
             if block is not None:
                 side.leases.release_now(block)
 

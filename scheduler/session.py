@@ -58,7 +58,6 @@ class InferenceSession:
         self._resources = _Resources()
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._pid = os.getpid()
-        self._options = chosen
         self._lock = threading.Lock()
         try:
             loaded = load_model(model, chosen.base_dir)
