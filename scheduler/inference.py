@@ -23,7 +23,7 @@ from onnx import shape_inference
 from outrider.providers.wire.dtypes import BY_NUMBER
 from outrider.providers.wire.graph import Shape
 from outrider.scheduler.limits import function_key
-from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
+from outrider.scheduler.skeleton import Skeleton, body_graphs, has_bodies, walk
 
 HIDDEN = "outrider.hidden"  # a domain no library knows: passes through inference and conversion untouched
 MAX_ROUNDS = 8
@@ -60,7 +60,7 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
             others = {  # never control flow: what is hidden has its bodies hidden with it
                 node.name
                 for node in walk(model.graph)
-                if skeleton.opsets.get(node.name, {}) != opsets and not any(True for _ in body_graphs(node))
+                if skeleton.opsets.get(node.name, {}) != opsets and not has_bodies(node)
             }
             hidden = hide(model, others)
             set_imports(model, {**skeleton.imports(), **opsets})
@@ -243,7 +243,4 @@ def _clear_output_shapes(graph: onnx.GraphProto) -> None:
 
 
 def _graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
-    found = [graph]
-    for node in walk(graph):
-        found += [body for _, body in body_graphs(node)]
-    return found
+    return [graph, *(body for node in walk(graph) if has_bodies(node) for _, body in body_graphs(node))]

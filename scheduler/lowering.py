@@ -23,7 +23,7 @@ import onnx
 from onnx import AttributeProto, shape_inference, version_converter
 
 from outrider.scheduler.inference import hide, opset_groups, set_imports
-from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
+from outrider.scheduler.skeleton import Skeleton, body_graphs, has_bodies, walk
 
 TARGET = 21
 # Operator -> opsets (first, last): GroupNormalization-18 has scale and bias per group, -21 per channel, and the
@@ -109,7 +109,7 @@ def _lower_group(
     def foreign(node: onnx.NodeProto) -> bool:
         """Nodes that the converter must not see. Control flow stays, so that bodies are converted."""
         if (node.domain, node.op_type) in functions or skeleton.opsets.get(node.name, {}) != own:
-            return not _has_body(node)
+            return not has_bodies(node)
         return node.domain == "" and (_since(node.op_type, opset) is None or _broken(node, opset))
 
     refused: set[str] = set()
@@ -136,10 +136,6 @@ def _lower_group(
 def _broken(node: onnx.NodeProto, opset: int) -> bool:
     first, last = BROKEN.get(node.op_type, (TARGET, 0))
     return node.domain == "" and first <= opset <= last
-
-
-def _has_body(node: onnx.NodeProto) -> bool:
-    return any(True for _ in body_graphs(node))
 
 
 def _convert(
@@ -170,7 +166,7 @@ def _failing_alone(
     refused: set[str],
 ) -> set[str]:
     """The operators whose presence alone makes the conversion fail; all of them when that explains nothing."""
-    everything = {node.op_type for node in walk(inferred.graph) if not _has_body(node)}
+    everything = {node.op_type for node in walk(inferred.graph) if not has_bodies(node)}
     left = set(needed.values()) - refused
     bad = {op for op in left if isinstance(_convert(skeleton, inferred, own, foreign, everything - {op}), str)}
     return bad or left
@@ -211,7 +207,7 @@ def _map_back(
                 lowering.table[name] = entry
     by_name = {node.name: node for node in converted.node if node.name in names}
     for node in original.node:
-        if node.name in by_name:
+        if node.name in by_name and has_bodies(node):
             theirs = dict(body_graphs(by_name[node.name]))
             for part, body in body_graphs(node):
                 if part in theirs:
@@ -253,10 +249,11 @@ def _restore_names(original: onnx.GraphProto, converted: onnx.GraphProto) -> Non
             outputs = [level.renamed.get(name, name) for name in node.output]
             own = names.get(node.name) or next((makers[out] for out in outputs if out in makers), None)
             if own is not None:
-                bodies = dict(body_graphs(node))
-                for part, body in body_graphs(own):
-                    if part in bodies:
-                        consume(body, bodies[part], levels)
+                if has_bodies(own):
+                    bodies = dict(body_graphs(node))
+                    for part, body in body_graphs(own):
+                        if part in bodies:
+                            consume(body, bodies[part], levels)
                 pair(own.input, node.input, levels)
 
     consume(original, converted, ())

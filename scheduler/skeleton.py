@@ -24,6 +24,8 @@ from onnx import AttributeProto, helper, numpy_helper
 from outrider.scheduler.model_errors import load_error
 from outrider.scheduler.store import WeightStore
 
+_GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+
 
 @dataclass
 class Skeleton:
@@ -90,18 +92,25 @@ def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """All of these nodes and those of their bodies."""
     for node in nodes:
         yield node
-        for _, body in body_graphs(node):
-            yield from walk_nodes(body.node)
+        if has_bodies(node):
+            for _, body in body_graphs(node):
+                yield from walk_nodes(body.node)
 
 
-def body_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+def has_bodies(node: onnx.NodeProto) -> bool:
+    """True for control flow: a graph is among the attributes."""
+    return any(attribute.type in _GRAPHS for attribute in node.attribute)
+
+
+def body_graphs(node: onnx.NodeProto) -> list[tuple[str, onnx.GraphProto]]:
     """(name within the node, graph) of each body: `then`, `else`, `body`; `graphs0` for the first of a list."""
+    found: list[tuple[str, onnx.GraphProto]] = []
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
-            yield attribute.name.removesuffix("_branch"), attribute.g
+            found.append((attribute.name.removesuffix("_branch"), attribute.g))
         elif attribute.type == AttributeProto.GRAPHS:
-            for i, graph in enumerate(attribute.graphs):
-                yield f"{attribute.name}{i}", graph
+            found += [(f"{attribute.name}{i}", graph) for i, graph in enumerate(attribute.graphs)]
+    return found
 
 
 def name_nodes(nodes: Iterable[onnx.NodeProto], prefix: str, taken: set[str]) -> None:
