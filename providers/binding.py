@@ -48,7 +48,7 @@ class Counters:
 @dataclass
 class _Binding:
     inputs: tuple[Any, ...]  # held, so that their ids stay theirs
-    run: Run = None  # type: ignore[assignment]
+    run: Run = field(init=False)
     numbers: list[int] = field(default_factory=list)  # layout number per output, -1 where the run returns a value
     arrays: list[np.ndarray | None] = field(default_factory=list)
     blocks: list[tuple[int, int]] = field(default_factory=list)

@@ -169,7 +169,7 @@ def pad_indices(length: int, before: int, after: int, mode: str) -> np.ndarray:
     index = np.arange(length)[max(-before, 0) : max(length + min(after, 0), 0)]
     if length == 0 and (before > 0 or after > 0):
         raise ValueError(f"an axis of length 0 cannot be padded with mode {mode!r}")
-    padded: np.ndarray = np.pad(index, (max(before, 0), max(after, 0)), mode)  # type: ignore[call-overload]
+    padded: np.ndarray = np.pad(index, (max(before, 0), max(after, 0)), mode)  # type: ignore[call-overload]  # wants a literal
     return padded
 
 
