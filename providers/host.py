@@ -219,12 +219,14 @@ class LoadedSession:
             published = None
             self._send(Failed(self.session, self.generation, run, slot, partition.number, error_to_plain(error)))
         if published is None:
+            self._pool.give_back_all()
             for _, edge in partition.outputs:
                 board.void(edge, slot, run)
             board.void(partition.done, slot, run)
         else:
             for edge, number in published:
                 board.publish(edge, slot, run, number)
+            self._pool.published()
             board.publish(partition.done, slot, run, 1)
         for bell in bells:
             bell.ring()
