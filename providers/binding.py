@@ -20,6 +20,7 @@ from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_d
 from outrider.shm.board import TENSOR, BoardWriter, Layout
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
+from outrider.shm.segment import address_of
 
 BINDINGS = 64  # kept per unit
 VARIANTS = 4  # bindings of one combination to different output blocks
@@ -47,14 +48,17 @@ class Counters:
 @dataclass
 class _Binding:
     inputs: tuple[Any, ...]  # held, so that their ids stay theirs
-    run: Run = None  # type: ignore[assignment]
+    run: Run = field(init=False)
     numbers: list[int] = field(default_factory=list)  # layout number per output, -1 where the run returns a value
     arrays: list[np.ndarray | None] = field(default_factory=list)
-    blocks: list[tuple[int, int]] = field(default_factory=list)
+    blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (block, offset, bytes) in the output pool
 
 
 class BoundUnit:
-    """A compiled unit and its bindings. `run` is called by the worker's main thread only."""
+    """A compiled unit and its bindings. `run` is called by the worker's main thread only.
+
+    Blocks of the output pool that a run takes are settled by its caller: `published`, or `give_back_all` when it failed.
+    """
 
     def __init__(
         self,
@@ -94,14 +98,9 @@ class BoundUnit:
                     break
         if binding is None:
             binding = self._bind(slot, key, inputs, pooled=variants is None or len(variants) < VARIANTS)
-        for block, _ in binding.blocks:
+        for block, _, _ in binding.blocks:
             self._pool.take_again(block)
-        try:
-            return self._results(slot, binding, binding.run(inputs))
-        except BaseException:
-            for block, _ in binding.blocks:
-                self._pool.give_back(block)
-            raise
+        return self._results(slot, binding, binding.run(inputs))
 
     def _results(self, slot: int, binding: _Binding, returned: Sequence[Any]) -> list[tuple[int, Any]]:
         if len(returned) != len(self.outputs):
@@ -123,7 +122,8 @@ class BoundUnit:
 
     def _bind(self, slot: int, key: tuple[Any, ...], inputs: Sequence[Any], pooled: bool) -> _Binding:
         count = len(self.outputs)
-        binding = _Binding(tuple(inputs), numbers=[-1] * count, arrays=[None] * count)
+        held_inputs = tuple(x for x in inputs if type(x) is np.ndarray and x.dtype != object)
+        binding = _Binding(held_inputs, numbers=[-1] * count, arrays=[None] * count)
 
         def place(i: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
             self._check(i, dtype, len(shape))
@@ -137,13 +137,8 @@ class BoundUnit:
             return array
 
         epoch = self._places.epoch
-        try:
-            binding.run = self.program.bind(inputs, place)
-        except BaseException:
-            for block, _ in binding.blocks:
-                self._pool.give_back(block)
-            raise
-        for block, _ in binding.blocks:  # taken again by the run
+        binding.run = self.program.bind(inputs, place)
+        for block, _, _ in binding.blocks:  # taken again by the run
             self._pool.give_back(block)
         self._counters.bound += 1
         if epoch != self._places.epoch:  # a buffer moved meanwhile: older bindings point to its old place
@@ -155,7 +150,7 @@ class BoundUnit:
 
     def _place(
         self, i: int, slot: int, dtype: str, shape: tuple[int, ...], pooled: bool
-    ) -> tuple[np.ndarray, int, tuple[int, int] | None]:
+    ) -> tuple[np.ndarray, int, tuple[int, int, int] | None]:
         port, kind = self.outputs[i], numpy_dtype(dtype)
         if pooled and port.result:
             nbytes = kind.itemsize * math.prod(shape)
@@ -163,7 +158,8 @@ class BoundUnit:
             if taken is not None:
                 block, offset = taken
                 layout = Layout(TENSOR, NUMBER[dtype], kind.itemsize, shape, offset, nbytes, block)
-                return self._pool.segment.array(offset, kind, shape), self._board.number(port.edge, slot, layout), taken
+                number = self._board.number(port.edge, slot, layout)
+                return self._pool.segment.array(offset, kind, shape), number, (block, offset, nbytes)
         array, number = self._places.tensor(port.edge, slot, NUMBER[dtype], kind, shape, port.name)
         return array, number, None
 
@@ -227,9 +223,4 @@ class BoundUnit:
 def _same_place(last: tuple[int, np.ndarray], number: int, array: np.ndarray) -> bool:
     held = last[1]
     same_form = held.shape == array.shape and held.dtype == array.dtype
-    return last[0] == number and same_form and _address(held) == _address(array)
-
-
-def _address(array: np.ndarray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return last[0] == number and same_form and address_of(held) == address_of(array)

@@ -23,13 +23,11 @@ from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
 from outrider.providers.wire.messages import Failed, Load, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
-from outrider.shm.board import ENCODED, NONE, BoardReader, BoardWriter, Layout
+from outrider.shm.board import ENCODED, NONE, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment
-
-VOID = 0
 
 
 class InputPort:
@@ -73,11 +71,11 @@ class Lane:
         """The run to serve now, or 0."""
         slot = self.slot
         read, edge = self.ports[0]
-        run: int = read(edge, slot) >> 16
+        run = run_of(read(edge, slot))
         if run <= self.last:
             return 0
         for read, edge in self.ports[1:]:
-            if read(edge, slot) >> 16 != run:
+            if run_of(read(edge, slot)) != run:
                 return 0
         return run
 
@@ -96,7 +94,7 @@ class Partition:
         """Run the units; (edge, layout number) of each published output, or None when an input is void."""
         known: dict[str, Any] = {"": None}
         for port in self.inputs:
-            number = port.reader.word(port.edge, slot) & 0xFFFF
+            number = number_of(port.reader.word(port.edge, slot))
             if number == VOID:
                 return None
             if port.name:
@@ -221,12 +219,14 @@ class LoadedSession:
             published = None
             self._send(Failed(self.session, self.generation, run, slot, partition.number, error_to_plain(error)))
         if published is None:
+            self._pool.give_back_all()
             for _, edge in partition.outputs:
                 board.void(edge, slot, run)
             board.void(partition.done, slot, run)
         else:
             for edge, number in published:
                 board.publish(edge, slot, run, number)
+            self._pool.published()
             board.publish(partition.done, slot, run, 1)
         for bell in bells:
             bell.ring()

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import sys
 from types import ModuleType
-from typing import Any
 
 from outrider.providers.contract import Provider, ProviderUnavailableError
 
@@ -37,8 +36,8 @@ def load_provider(kind: str) -> Provider:
         raise _unavailable(kind, f"{module_name} has no class {class_name!r}; {hint}")
     if not (isinstance(found, type) and issubclass(found, Provider)):
         raise _unavailable(kind, f"{kind} is no subclass of outrider.providers.contract.Provider")
-    made: Any = found()
-    return made  # type: ignore[no-any-return]
+    made: Provider = found()
+    return made
 
 
 def _unavailable(kind: str, reason: str) -> ProviderUnavailableError:

@@ -11,17 +11,18 @@ if TYPE_CHECKING:
     from outrider.scheduler.fleet import Fleet
     from outrider.scheduler.metadata import ModelMetadata
     from outrider.scheduler.options import CancelToken, ProviderSpec, RunOptions, SessionOptions
+    from outrider.scheduler.ortvalue import OrtValue
     from outrider.scheduler.report import PlacementReport
     from outrider.scheduler.session import InferenceSession
 
 __all__ = [
-    "CancelToken", "Fleet", "InferenceSession", "ModelMetadata", "NodeArg", "PlacementReport", "ProviderSpec",
+    "CancelToken", "Fleet", "InferenceSession", "ModelMetadata", "NodeArg", "OrtValue", "PlacementReport", "ProviderSpec",
     "RunOptions", "SessionOptions", "errors",
 ]  # fmt: skip
 
 _MODULES = {
     "CancelToken": "options", "Fleet": "fleet", "InferenceSession": "session", "ModelMetadata": "metadata",
-    "NodeArg": "feeds", "PlacementReport": "report", "ProviderSpec": "options", "RunOptions": "options",
+    "NodeArg": "feeds", "OrtValue": "ortvalue", "PlacementReport": "report", "ProviderSpec": "options", "RunOptions": "options",
     "SessionOptions": "options",
 }  # fmt: skip
 

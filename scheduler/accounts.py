@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from outrider.providers.wire.dtypes import is_tensor, storage_bytes
+from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.graph import Graph, TensorRef, Value
 from outrider.scheduler.deploy import Blueprint, UnitGraphs
 from outrider.scheduler.fleet import Fleet
@@ -73,7 +74,7 @@ def placement_report(placer: Placer, blueprint: Blueprint, fleet: Fleet) -> Plac
     ]
     providers += [PlacedProvider(name, "absent", reason=reason) for name, reason in fleet.absent.items()]
     dropped = [
-        f"a claim of {names[one.offer.provider]} on {', '.join(graph.nodes[i].name for i in one.offer.nodes[:3])} "
+        f"a claim of {names[one.offer.provider]} on {first_names([graph.nodes[i].name for i in one.offer.nodes])} "
         f"was dropped: {one.reason}"
         for one in plan.dropped
     ]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
@@ -48,6 +49,7 @@ class WorkerSide:
     """What the coordinator reads of one worker: its board, its output pool."""
 
     worker: Worker
+    incarnation: int
     reader: BoardReader
     pool: Segment
     leases: Leases
@@ -199,7 +201,7 @@ class Deployer:
     def deploy(self, blueprint: Blueprint) -> Generation:
         """Load the plan everywhere. `refused` names units that did not compile; such a generation must not run.
 
-        Raises the death of a worker, and TimeoutError after the load deadline.
+        Raises the death of a worker; ProviderUnavailableError for one that is not done by the load deadline, and ended.
         """
         self._generation += 1
         numbering = _Numbering(blueprint)
@@ -245,7 +247,7 @@ class Deployer:
                 os.close(shared)
             reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, pool)
             leases = Leases(pool, segment.words, released, POOL_BLOCKS)
-            sides[one] = WorkerSide(workers[one], reader, pool, leases)
+            sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, pool, leases)
             mine = [plan for number, plan in enumerate(plans) if numbering.board_of[number] == one]
             load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools[one], released)
             key = ("Loaded", self.session, self._generation)
@@ -275,8 +277,15 @@ class Deployer:
             ],
             partitions_of={one: {n for n, board in enumerate(numbering.board_of) if board == one} for one in used},
         )
-        for _, future in waiting:
-            loaded = future.result(self.deadline)
+        for one, future in waiting:
+            try:
+                loaded = future.result(self.deadline)
+            except TimeoutError as error:
+                self.fleet.monitor.kill(workers[one])
+                name, reason = workers[one].name, f"it did not load its part of the model within {self.deadline:g} s"
+                raise ProviderUnavailableError(
+                    f"provider {name} was ended: {reason}", provider=name, reason=reason
+                ) from error
             generation.refused += [(r["partition"], r["unit"], r["reason"], r["traceback"]) for r in loaded.refused]
         return generation
 

@@ -136,6 +136,10 @@ class WorkerDiedError(OutriderError, RuntimeError):
 
     _fields = ("provider", "incarnation", "exit_code", "signal", "partition", "nodes", "stderr")
 
+    def again(self) -> WorkerDiedError:
+        """The same death, to be raised for one more caller: a raised error keeps the frames that it passed."""
+        return WorkerDiedError(self.message, **self.fields())
+
 
 class RunTimeoutError(OutriderError, TimeoutError):
     """A run took longer than its deadline, in seconds. `running`: what each unfinished worker was doing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.providers.contract import KernelError
 from outrider.providers.wire import messages
-from outrider.providers.wire.failures import error_from_plain
+from outrider.providers.wire.failures import error_from_plain, first_names
 from outrider.scheduler import errors
 from outrider.scheduler.deploy import Generation
 from outrider.shm.errors import OutriderError
@@ -26,8 +26,7 @@ def error_of(message: messages.Failed, generation: Generation) -> OutriderError:
         nodes = generation.partition_nodes[message.partition] if known else []
         cause = f"{message.error.get('type')}: {message.error.get('message')}"
         error = KernelError(
-            f"provider {provider} failed in partition {message.partition} ({', '.join(nodes[:3])}"
-            f"{', ...' if len(nodes) > 3 else ''}): {cause}",
+            f"provider {provider} failed in partition {message.partition} ({first_names(nodes)}): {cause}",
             node=nodes[0] if len(nodes) == 1 else None,
             cause=cause,
             remote_traceback=message.error.get("traceback"),

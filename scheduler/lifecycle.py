@@ -103,6 +103,7 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.state = "starting"
+        self._welcomed = False
         self._reason = ""
         self._detail = ""
 
@@ -113,7 +114,7 @@ class Lifecycle:
             return []
         if isinstance(event, Exited):
             self.state = "dead"
-            if state in ("starting", "failing"):
+            if not self._welcomed:
                 reason = self._reason or f"the process ended while starting: {exit_text(event.code)}"
                 return [Refuse(reason, self._detail or event.output)]
             return [] if state == "stopping" else [Mourn(event.code, signal_name(event.code), event.output)]
@@ -121,6 +122,8 @@ class Lifecycle:
             if state == "stopping":
                 return []
             self.state = "stopping"
+            if not self._welcomed and not self._reason:
+                self._reason = "the fleet was closed while it started"
             # What has not said Hello may not read messages yet.
             return [SendStop()] if state == "ready" else [Kill()]
         if isinstance(event, Late):
@@ -134,4 +137,5 @@ class Lifecycle:
             self.state, self._reason, self._detail = "failing", event.reason, event.traceback
             return []
         self.state = "ready"
+        self._welcomed = True
         return [Welcome()]

@@ -19,7 +19,7 @@ from outrider.scheduler.inference import dtype_of, hide, infer, set_imports, sha
 from outrider.scheduler.limits import FunctionKey, check_bytes, check_limits, function_key
 from outrider.scheduler.lowering import lower
 from outrider.scheduler.metadata import ModelMetadata
-from outrider.scheduler.model_errors import ModelLoadError, ModelNotFoundError
+from outrider.scheduler.model_errors import ModelLoadError, ModelNotFoundError, load_error
 from outrider.scheduler.plain import FIRST_IR_WITH_OVERRIDES, Builder, schema_of
 from outrider.scheduler.skeleton import Skeleton, body_graphs, build_skeleton, opset_imports, walk
 from outrider.scheduler.store import WeightStore
@@ -69,9 +69,9 @@ def load_model(
     if base_dir is not None:
         folder = os.fspath(base_dir)
     if not proto.HasField("graph"):
-        raise _error(path, "has no graph: it is no ONNX model, or the file is cut short")
+        raise load_error(path, "has no graph: it is no ONNX model, or the file is cut short")
     if not proto.opset_import:
-        raise _error(path, "imports no opset; every ONNX model states the version of its operators in opset_import")
+        raise load_error(path, "imports no opset; every ONNX model states the version of its operators in opset_import")
     check_limits(proto, path)
     metadata = ModelMetadata(
         producer_name=proto.producer_name,
@@ -127,10 +127,6 @@ def assemble(
     )
 
 
-def _error(path: str, reason: str) -> ModelLoadError:
-    return ModelLoadError(f"{path}: {reason}.", path=path, reason=reason)
-
-
 def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
     """The protobuf, what to call it, and the folder of its external data."""
     if isinstance(model, onnx.ModelProto):
@@ -145,28 +141,28 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
-                raise _error(path, "is not a file")
+                raise load_error(path, "is not a file")
             check_bytes(info.st_size, path)
             data = file.read()
     except FileNotFoundError as error:
         reason = "there is no such file"
         raise ModelNotFoundError(f"{path}: {reason}.", path=path, reason=reason) from error
     except IsADirectoryError as error:
-        raise _error(path, "is a folder; give the .onnx file in it") from error
+        raise load_error(path, "is a folder; give the .onnx file in it") from error
     except OSError as error:
-        raise _error(path, f"cannot be read: {error.strerror}") from error
+        raise load_error(path, f"cannot be read: {error.strerror}") from error
     return _parse(data, path), path, os.path.dirname(path) or "."
 
 
 def _parse(data: bytes, path: str) -> onnx.ModelProto:
     check_bytes(len(data), path)
     if not data:
-        raise _error(path, "is empty")
+        raise load_error(path, "is empty")
     try:
         model = onnx.ModelProto()
         model.ParseFromString(data)
     except DecodeError as error:
-        raise _error(path, "is not an ONNX model, or is cut short (its protobuf does not parse)") from error
+        raise load_error(path, "is not an ONNX model, or is cut short (its protobuf does not parse)") from error
     return model
 
 
@@ -185,7 +181,7 @@ def _check(model: onnx.ModelProto, path: str) -> None:
         checker.check_model(copy, skip_opset_compatibility_check=True)
     except (checker.ValidationError, RuntimeError, ValueError, TypeError) as error:
         text = " ".join(str(error).split())
-        raise _error(path, f"is not valid ONNX: {text}") from error
+        raise load_error(path, f"is not valid ONNX: {text}") from error
 
 
 def _is_deprecated(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:

@@ -11,6 +11,11 @@ class ModelLoadError(OutriderError, ValueError):
     _fields = ("path", "reason")
 
 
+def load_error(path: str, reason: str) -> ModelLoadError:
+    """The error of a model from `path` that cannot be used for this reason, a clause without a full stop."""
+    return ModelLoadError(f"{path}: {reason}.", path=path, reason=reason)
+
+
 class ModelNotFoundError(ModelLoadError, FileNotFoundError):
     """There is no file at `path`."""
 

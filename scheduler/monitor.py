@@ -52,6 +52,8 @@ class Listener(Protocol):
 
     def on_death(self, worker: Worker, error: WorkerDiedError) -> None: ...
 
+    def on_closed(self) -> None: ...
+
 
 class Worker:
     """One worker of a fleet, through its incarnations. `ready` resolves when the present one has said Hello."""
@@ -96,13 +98,24 @@ class Worker:
         return 0 if self.process is None else self.process.pid
 
     def send_descriptors(self, fds: list[int]) -> list[int]:
-        """Send duplicates; the ids that messages may name them by. Raises ChannelClosedError when it is gone."""
+        """Send duplicates; the ids that messages may name them by. Raises WorkerDiedError when it is gone."""
         with self._channel_lock:
-            if self.channel is None:
-                raise ChannelClosedError(f"worker {self.name} is not running")
             ids = [self._descriptor + 1 + i for i in range(len(fds))]
             self._descriptor += len(fds)
-            self.channel.send(dict(zip(ids, fds, strict=True)))
+            try:
+                if self.channel is None:
+                    raise ChannelClosedError(f"worker {self.name} is not running")
+                self.channel.send(dict(zip(ids, fds, strict=True)))
+            except ChannelClosedError as error:  # the monitor may not have told of its death yet
+                death = self.death
+                if death is not None and death.incarnation == self.incarnation:
+                    raise death.again() from error
+                raise WorkerDiedError(
+                    f"worker {self.name} (incarnation {self.incarnation}) died before it got its part of the model",
+                    provider=self.name,
+                    incarnation=self.incarnation,
+                    nodes=[],
+                ) from error
             return ids
 
     def tail(self) -> str:
@@ -123,6 +136,7 @@ class Monitor(threading.Thread):
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._wake = Doorbell()
         self._closing = False
+        self._ended = False
         self._pidfd = os.pidfd_open(os.getpid())
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -131,7 +145,7 @@ class Monitor(threading.Thread):
         self._router.setsockopt(zmq.SNDHWM, 1000)
         self._router.setsockopt(zmq.RCVHWM, 1000)
         self._router.setsockopt(zmq.SNDTIMEO, 5000)  # a queue that stays full is a worker that hangs
-        self._listener = _bound_without_a_name(self._router)
+        self._folder, self._listener = _bound_without_a_name(self._router)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
@@ -139,9 +153,11 @@ class Monitor(threading.Thread):
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
-        """Have the monitor do this soon, in order."""
+        """Have the monitor do this soon, in order. After its end it is done here and now, and finds all workers dead."""
         self._calls.append(action)
         self._wake.ring()
+        if self._ended:
+            self._do_calls()
 
     def request(self, worker: Worker, message: Any, reply: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
         """Send a message; the future gets the reply with that key (`_key_of`), or the worker's death."""
@@ -150,7 +166,7 @@ class Monitor(threading.Thread):
 
         def send() -> None:
             if not worker.alive:
-                future.set_exception(worker.death or _gone(worker))
+                future.set_exception(worker.death.again() if worker.death else _gone(worker))
                 return
             self._replies[worker.index, reply] = future
             self._send(worker, body)
@@ -179,7 +195,8 @@ class Monitor(threading.Thread):
         self._closing = True
         if self.is_alive():
             self.call(self._stop_all)
-            self.join()
+            if threading.current_thread() is not self:  # a session may be collected on this thread
+                self.join()
         else:
             self._close()
 
@@ -203,11 +220,18 @@ class Monitor(threading.Thread):
                     self._wake.wait()
                 elif fd in self._watched:
                     self._watched[fd]()
-            while self._calls:
-                self._calls.popleft()()
+            self._do_calls()
             self._check_deadlines()
             if self._closing and all(worker.life.state == "dead" for worker in self.workers):
                 return
+
+    def _do_calls(self) -> None:
+        while True:
+            try:
+                action = self._calls.popleft()
+            except IndexError:
+                return
+            action()
 
     def _abandon(self, error: BaseException) -> None:
         """End every worker and tell all who wait for one."""
@@ -222,6 +246,8 @@ class Monitor(threading.Thread):
             self._bury(worker, lifecycle.Mourn(-signal.SIGKILL, "SIGKILL", f"the monitor failed: {error!r}"))
         for fd in list(self._watched):
             self._unwatch(fd)
+        for listener in list(self.listeners.values()):
+            listener.on_closed()
 
     def _timeout(self) -> int | None:
         """Milliseconds to the next deadline; None without one."""
@@ -236,17 +262,31 @@ class Monitor(threading.Thread):
                 self._tell(worker, lifecycle.Late(seconds))
 
     def _spawn(self, worker: Worker) -> None:
+        if self._closing:
+            worker.ready.set_exception(_unavailable(worker, "the fleet was closed"))
+            return
         worker.incarnation += 1
         worker.life = lifecycle.Lifecycle()
         worker.hello = None
-        worker.death = None
         worker.output.clear()
         worker.output_bytes = 0
-        ours, theirs = pair()
-        boot = os.memfd_create("outrider-boot", os.MFD_CLOEXEC)
-        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(writer, True)
         try:
+            self._launch(worker)
+        except (OSError, ValueError, TypeError) as error:
+            worker.life.state = "dead"
+            worker.ready.set_exception(_unavailable(worker, f"its process cannot be started: {error}"))
+
+    def _launch(self, worker: Worker) -> None:
+        with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:  # the latter for what fails half-way
+            ours, theirs = pair()
+            kept.callback(ours.close)
+            given.callback(theirs.close)
+            boot = os.memfd_create("outrider-boot", os.MFD_CLOEXEC)
+            given.callback(os.close, boot)
+            reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            kept.callback(os.close, reader)
+            given.callback(os.close, writer)
+            os.set_blocking(writer, True)
             record = {
                 "endpoint": f"ipc:///proc/self/fd/{self._listener}",
                 "identity": worker.identity.decode(),
@@ -263,9 +303,10 @@ class Monitor(threading.Thread):
             }
             os.write(boot, msgpack.packb(record))
             os.lseek(boot, 0, os.SEEK_SET)
-            path = json.dumps([os.path.abspath(entry) for entry in sys.path])
-            worker.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(boot), path],
+            # As the import system does, it skips what is no text.
+            path = json.dumps([os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)])
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, str(boot), path],  # -P: no module of the current folder comes first
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=writer,
@@ -273,18 +314,12 @@ class Monitor(threading.Thread):
                 pass_fds=(boot, self._pidfd, self._listener, worker.bell.fileno(), theirs.fileno()),
                 start_new_session=True,
             )
-        except (OSError, ValueError, TypeError) as error:
-            os.close(reader)
-            ours.close()
-            worker.life.state = "dead"
-            worker.ready.set_exception(_unavailable(worker, f"its process cannot be started: {error}"))
-            return
-        finally:
-            os.close(boot)
-            os.close(writer)
-            theirs.close()
+            kept.callback(process.wait)
+            kept.callback(process.kill)
+            worker.pidfd = os.pidfd_open(process.pid)
+            kept.pop_all()
+        worker.process = process
         worker.channel = DescriptorChannel(ours)
-        worker.pidfd = os.pidfd_open(worker.process.pid)
         worker.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
         self._watch(worker.pidfd, lambda: self._exited(worker))
         self._watch(reader, lambda: self._read_output(worker, reader))
@@ -323,7 +358,8 @@ class Monitor(threading.Thread):
             self._kill(worker)
 
     def _receive(self) -> None:
-        identity, body = self._router.recv_multipart()
+        identity, *parts = self._router.recv_multipart()
+        body = b"".join(parts)
         worker = next((one for one in self.workers if one.identity == identity), None)
         if worker is None:
             return  # an earlier incarnation's last words
@@ -359,9 +395,10 @@ class Monitor(threading.Thread):
             if worker.output_bytes == before:
                 break
         self._unwatch(reader)
-        if worker.channel is not None:
-            worker.channel.close()
-            worker.channel = None
+        with worker._channel_lock:
+            if worker.channel is not None:
+                worker.channel.close()
+                worker.channel = None
         worker.deadline = None
         self._tell(worker, lifecycle.Exited(code, worker.tail()))
 
@@ -395,7 +432,7 @@ class Monitor(threading.Thread):
         )
         worker.death = error
         for key in [key for key in self._replies if key[0] == worker.index]:
-            self._replies.pop(key).set_exception(error)
+            self._replies.pop(key).set_exception(error.again())
         for listener in list(self.listeners.values()):
             listener.on_death(worker, error)
 
@@ -409,11 +446,15 @@ class Monitor(threading.Thread):
             if worker.process is None:
                 worker.life.state = "dead"
             self._tell(worker, lifecycle.StopAsked())
+        for listener in list(self.listeners.values()):
+            listener.on_closed()
 
     def _close(self) -> None:
         for future in self._replies.values():
             future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
         self._replies.clear()
+        self._ended = True
+        self._do_calls()
         self._router.close(0)
         self._context.term()
         for worker in self.workers:
@@ -421,20 +462,26 @@ class Monitor(threading.Thread):
         self._wake.close()
         os.close(self._pidfd)
         os.close(self._listener)
+        os.close(self._folder)
 
 
-def _bound_without_a_name(router: zmq.Socket[bytes]) -> int:
-    """Bind an ipc:// endpoint and remove its file; returns a descriptor of it (O_PATH), which workers inherit.
+def _bound_without_a_name(router: zmq.Socket[bytes]) -> tuple[int, int]:
+    """Bind an ipc:// endpoint and remove its file; returns descriptors of its folder and of it (O_PATH).
 
-    They connect to `/proc/self/fd/<number>`. So nobody else can reach the socket, and a coordinator that is killed
-    leaves no file behind.
+    Workers inherit the latter and connect to `/proc/self/fd/<number>`. So nobody else can reach the socket, and a
+    coordinator that is killed leaves no file behind. It is bound through the folder's descriptor, as paths of sockets
+    end at 107 bytes; that stays open while the socket does, which removes its file by that name when it closes.
     """
-    folder = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
+    path = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
+    folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        router.bind(f"ipc://{folder}/c")
-        return os.open(f"{folder}/c", os.O_PATH | os.O_CLOEXEC)
+        router.bind(f"ipc:///proc/self/fd/{folder}/c")
+        return folder, os.open(f"{path}/c", os.O_PATH | os.O_CLOEXEC)
+    except BaseException:
+        os.close(folder)
+        raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def environment(worker: Worker) -> dict[str, str]:

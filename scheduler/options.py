@@ -12,9 +12,9 @@ import math
 import os
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
 
@@ -65,8 +65,10 @@ def _plain(value: Any) -> Any:
 class _Options:
     """Unknown keywords are typed errors with near names; repr shows what differs from the defaults."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every subclass is a dataclass
+
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
-        known = [one.name for one in fields(cls)]  # type: ignore[arg-type]
+        known = [one.name for one in fields(cls)]
         for name in keywords:
             if name not in known:
                 raise unknown_option(name, known, cls.__name__)
@@ -74,7 +76,7 @@ class _Options:
 
     def __repr__(self) -> str:
         shown = []
-        for one in fields(self):  # type: ignore[arg-type]
+        for one in fields(self):
             value = getattr(self, one.name)
             value = dict(value) if isinstance(value, Mapping) else value
             default = one.default if one.default_factory is MISSING else one.default_factory()

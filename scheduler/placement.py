@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.providers.wire import messages
-from outrider.providers.wire.failures import error_from_plain
+from outrider.providers.wire.failures import error_from_plain, first_names
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler import pins as pinning
@@ -214,14 +214,13 @@ class Placer:
             worker = self.workers[placed.provider].name
             if not self.options.fallback:
                 raise ClaimBrokenError(
-                    f"provider {worker} claimed {', '.join(nodes[:3])}{', ...' if len(nodes) > 3 else ''} and cannot "
-                    f"compile it: {reason}",
+                    f"provider {worker} claimed {first_names(nodes)} and cannot compile it: {reason}",
                     provider=worker,
                     nodes=nodes,
                     reason=reason,
                     remote_traceback=traceback,
                 )
-            self.notes.append(f"{worker} claimed {', '.join(nodes[:3])} and could not compile it: {reason}")
+            self.notes.append(f"{worker} claimed {first_names(nodes)} and could not compile it: {reason}")
             self.answers.refuse(placed.provider, nodes, reason)
 
     # Asking --------------------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ import numpy as np
 
 from outrider.providers.wire import messages, values
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
+from outrider.providers.wire.failures import first_names
 from outrider.scheduler.deploy import START, Generation
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.slots import Slots
-from outrider.shm.board import ENCODED, NONE
+from outrider.shm.board import ENCODED, NONE, VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
 
@@ -41,12 +42,13 @@ class Input:
 
 @dataclass
 class Slot:
-    """A run slot: one run at a time. `pending`: a run whose caller left before it ended."""
+    """A run slot: one run at a time. `pending`: a run whose caller left before it ended, `words`: what starts it."""
 
     index: int
     bell: Doorbell
     inputs: dict[str, Input] = field(default_factory=dict)
     pending: int = 0
+    words: list[tuple[int, int]] = field(default_factory=list)  # (edge of board 0, layout number)
 
 
 @dataclass
@@ -93,6 +95,11 @@ class Runner:
         self.death = error
         self.wake()
 
+    def on_closed(self) -> None:
+        """The fleet was closed: every run ends with SessionClosedError."""
+        self.closed = True
+        self.wake()
+
     def wake(self) -> None:
         """Have every blocked caller look at `death` and `closed`."""
         with self._failed:
@@ -103,11 +110,15 @@ class Runner:
     # Called by the session ------------------------------------------------------------------------------------------
     def install(self, generation: Generation) -> None:
         """Use a new generation. The session has taken all slots, or has not run yet."""
-        self.generation = generation
-        self.death = None
         for slot in self.slots.items:
             slot.inputs.clear()
             slot.pending = 0
+        self.generation = generation
+        self.death = None
+        for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
+            death = side.worker.death
+            if death is not None and death.incarnation >= side.incarnation:
+                self.death = death
 
     def run(self, feeds: Mapping[str, Any], defaults: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
         """One run on checked feeds; the model outputs of `wanted` that a worker makes, by name.
@@ -119,8 +130,7 @@ class Runner:
         try:
             self._check()
             if slot.pending:
-                self._wait(slot, slot.pending)
-                slot.pending = 0
+                self._finish(slot)
             return self._run_in(slot, feeds, defaults, wanted)
         finally:
             self.slots.give(slot)
@@ -129,37 +139,58 @@ class Runner:
         if self.closed:
             raise SessionClosedError("the session was closed", what="session")
         if self.death is not None:
-            raise self.death
+            raise self.death.again()
 
     def _run_in(
         self, slot: Slot, feeds: Mapping[str, Any], defaults: Mapping[str, Any], wanted: Sequence[str]
     ) -> dict[str, Any]:
         generation = self.generation
         assert generation is not None
-        board, index = generation.board, slot.index
+        index = slot.index
         with self._lock:
             self._run += 1
             run = self._run
-        numbers = [
+        for side in generation.sides.values():
+            side.leases.sweep()  # results that were dropped make room for this run's
+        slot.words = [
             (edge, self._write(generation, slot, name, edge, feeds, defaults))
             for name, edge in generation.inputs.items()
         ]
         slot.pending = run
-        board.publish(START, index, run, 1)
-        for edge, number in numbers:
-            board.publish(edge, index, run, number)
-        for bell in generation.first_bells:
-            bell.ring()
+        self._start(generation, slot)
         failed = self._wait(slot, run)
         slot.pending = 0
         if failed:
             self._release_results(generation, index, run, ())
             raise self._story(run)
-        results = {name: self._read(generation, index, *generation.outputs[name]) for name in wanted}
-        if len(results) < len(generation.outputs):
-            self._release_results(generation, index, run, [generation.outputs[name] for name in wanted])
+        results: dict[str, Any] = {}
+        try:
+            for name in wanted:
+                results[name] = self._read(generation, index, *generation.outputs[name])
+        finally:
+            if len(results) < len(generation.outputs):
+                kept = wanted[: len(results) + 1]  # with the one whose reading failed, if any: it may be leased
+                self._release_results(generation, index, run, [generation.outputs[name] for name in kept])
         self.counters.runs += 1
         return results
+
+    def _start(self, generation: Generation, slot: Slot) -> None:
+        """Publish the words of the slot's pending run and ring. To do so again changes nothing."""
+        board = generation.board
+        board.publish(START, slot.index, slot.pending, 1)
+        for edge, number in slot.words:
+            board.publish(edge, slot.index, slot.pending, number)
+        for bell in generation.first_bells:
+            bell.ring()
+
+    def _finish(self, slot: Slot) -> None:
+        """See a run to its end whose caller has left, at whatever moment that was, and give its results back."""
+        generation = self.generation
+        assert generation is not None
+        self._start(generation, slot)
+        self._wait(slot, slot.pending)
+        run, slot.pending = slot.pending, 0
+        self._release_results(generation, slot.index, run, ())
 
     def _write(
         self,
@@ -206,9 +237,9 @@ class Runner:
             failed = False
             for read, edge in lasts:
                 word = read(edge, slot.index)
-                if word >> 16 != run:
+                if run_of(word) != run:
                     break
-                failed = failed or not word & 0xFFFF
+                failed = failed or number_of(word) == VOID
             else:
                 return failed
             if self.death is not None:
@@ -220,17 +251,16 @@ class Runner:
         """The death, with the first partition that the dead worker owed to this run."""
         for partition, (board, edge) in enumerate(generation.dones):
             side = generation.sides[board]
-            if side.worker.name == death.provider and side.reader.word(edge, slot.index) >> 16 != run:
+            if side.worker.name == death.provider and run_of(side.reader.word(edge, slot.index)) != run:
                 nodes = generation.partition_nodes[partition]
-                some = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
-                story = f"{death.message} It owed partition {partition} ({some})."
+                story = f"{death.message} It owed partition {partition} ({first_names(nodes)})."
                 return WorkerDiedError(story, **{**death.fields(), "partition": partition, "nodes": nodes})
-        return death
+        return death.again()
 
     def _read(self, generation: Generation, slot: int, board: int, edge: int) -> Any:
         """A result of the caller's own: copied, or leased from the worker's output pool."""
         side = generation.sides[board]
-        layout = side.reader.layout(edge, slot, side.reader.word(edge, slot) & 0xFFFF)
+        layout = side.reader.layout(edge, slot, number_of(side.reader.word(edge, slot)))
         if layout.kind == NONE:
             return None
         segment = side.reader.segment
@@ -248,9 +278,9 @@ class Runner:
         for board, edge in generation.results:
             side = generation.sides[board]
             word = side.reader.word(edge, slot)
-            if (board, edge) in kept or word >> 16 != run or not word & 0xFFFF:
+            if (board, edge) in kept or run_of(word) != run or number_of(word) == VOID:
                 continue
-            block = side.reader.layout(edge, slot, word & 0xFFFF).block
+            block = side.reader.layout(edge, slot, number_of(word)).block
             if block is not None:
                 side.leases.release_now(block)
 
@@ -261,7 +291,7 @@ class Runner:
             if run in self._failures:
                 return self._failures.pop(run)
         if told and self.death is not None:
-            return self.death
+            return self.death.again()
         return SessionClosedError("the session was closed while a run was failing", what="session")
 
     def _count(self, nbytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import threading
@@ -58,7 +59,6 @@ class InferenceSession:
         self._resources = _Resources()
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._pid = os.getpid()
-        self._options = chosen
         self._lock = threading.Lock()
         try:
             loaded = load_model(model, chosen.base_dir)
@@ -163,6 +163,7 @@ class InferenceSession:
                 return
             self._runner.slots.take_all()
             try:
+                self._check_open()
                 for worker in self._placer.workers:
                     self._fleet.revive(worker)
                 self._blueprint, generation = self._deploy(self._blueprint)
@@ -263,6 +264,7 @@ class _Resources:
     """All that a session must give back, in the order in which it must. It knows nothing of the session."""
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
         self.deployer: Deployer | None = None
@@ -271,20 +273,29 @@ class _Resources:
         self.bells: Sequence[Doorbell] = ()
 
     def close(self) -> None:
-        if self.runner is not None:
-            self.runner.closed = True
-            self.runner.wake()
-        if self.deployer is not None:
-            self.deployer.fleet.monitor.listeners.pop(self.deployer.session, None)
-            if self.own_fleet is None and not self.deployer.fleet.closed:
-                self.deployer.unload(self.workers)
-        if self.own_fleet is not None:
-            self.own_fleet.close()
-        if self.runner is not None:
-            self.runner.slots.take_all()  # callers have left
-            self.runner.generation = None
-            self.runner.slots.give_all()
-        for bell in self.bells:
-            bell.close()
-        if self.loaded is not None:
-            self.loaded.store.close()
+        if os.getpid() != self._pid:
+            return  # a forked child: all of this is its parent's
+        with contextlib.ExitStack() as last_first:  # all of it, whatever interrupts
+            if self.loaded is not None:
+                last_first.callback(self.loaded.store.close)
+            for bell in self.bells:
+                last_first.callback(bell.close)
+            if self.deployer is not None and self.own_fleet is None:
+                last_first.callback(self._unload, self.deployer)
+            if self.runner is not None:
+                last_first.callback(self._leave, self.runner)
+            if self.own_fleet is not None:
+                last_first.callback(self.own_fleet.close)
+            if self.deployer is not None:
+                self.deployer.fleet.monitor.listeners.pop(self.deployer.session, None)
+            if self.runner is not None:
+                self.runner.on_closed()
+
+    def _leave(self, runner: Runner) -> None:
+        runner.slots.take_all()  # callers have left
+        runner.generation = None
+        runner.slots.give_all()
+
+    def _unload(self, deployer: Deployer) -> None:
+        if not deployer.fleet.closed:  # after the last deployment: what is loaded now stays unloaded
+            deployer.unload(self.workers)

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
-from outrider.scheduler.model_errors import ModelLoadError
+from outrider.scheduler.model_errors import load_error
 from outrider.scheduler.store import WeightStore
 
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
@@ -263,7 +263,7 @@ def _order(
         for name in node.output:
             if name and (name in maker or name in given):
                 other = f"node {nodes[maker[name]].name!r}" if name in maker else "an input or initializer"
-                raise _bad(path, f"value {name!r} of node {node.name!r}{at} is made by {other} already")
+                raise load_error(path, f"value {name!r} of node {node.name!r}{at} is made by {other} already")
             if name:
                 maker[name] = i
     scope = (given | maker.keys(), *outer)
@@ -274,7 +274,7 @@ def _order(
         names = [name for name in node.input if name]
         for name in names:
             if not any(name in known for known in scope):
-                raise _bad(path, f"node {node.name!r}{at} reads value {name!r}, which nothing defines")
+                raise load_error(path, f"node {node.name!r}{at} reads value {name!r}, which nothing defines")
         for part, body in body_graphs(node):
             names += order_graph(body, scope, path, f"{part} of node {node.name!r}")
         reads.append(names)
@@ -287,7 +287,7 @@ def _order(
                 in_order = False
     for name in outputs:
         if not any(name in known for known in scope):
-            raise _bad(path, f"output {name!r}{at} is a value that nothing defines")
+            raise load_error(path, f"output {name!r}{at} is a value that nothing defines")
         if name not in scope[0]:
             free[name] = None
     if not in_order:
@@ -313,7 +313,7 @@ def _sort(graph: onnx.GraphProto, reads: list[list[str]], maker: dict[str, int],
             if not waiting[follower]:
                 heapq.heappush(ready, follower)
     if len(order) < count:
-        raise _bad(path, f"nodes{at} depend on each other in a cycle: {_cycle(graph, before, set(order))}")
+        raise load_error(path, f"nodes{at} depend on each other in a cycle: {_cycle(graph, before, set(order))}")
     nodes = [graph.node[i] for i in order]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
@@ -330,7 +330,3 @@ def _cycle(graph: onnx.GraphProto, before: list[set[int]], done: set[int]) -> st
     cycle = [*path[path.index(at) :], at][::-1]
     names = [repr(graph.node[i].name) for i in cycle]
     return " -> ".join(names if len(names) <= 12 else [*names[:6], "…", *names[-5:]])
-
-
-def _bad(path: str, reason: str) -> ModelLoadError:
-    return ModelLoadError(f"{path}: {reason}.", path=path, reason=reason)

@@ -59,8 +59,15 @@ class Slots(Generic[T]):
     def take_all(self) -> None:
         """Take every item, one after the other as they come free; ended by `give_all`."""
         self._exclusive.acquire()
-        for _ in self.items:
-            self.take()
+        taken: list[T] = []
+        try:
+            for _ in self.items:
+                taken.append(self.take())
+        except BaseException:  # KeyboardInterrupt
+            for item in taken:
+                self.give(item)
+            self._exclusive.release()
+            raise
 
     def give_all(self) -> None:
         """Give back what `take_all` took."""

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, PACKED, numpy_dtype, storage_bytes
 from outrider.providers.wire.graph import TensorRef
 from outrider.scheduler.limits import MAX_DENSE_BYTES
-from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError
+from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError, load_error
 from outrider.shm.segment import ALIGN
 from outrider.shm.weights import WeightMap, WeightWriter
 
@@ -149,7 +149,7 @@ class WeightStore:
 
     # Tensors -------------------------------------------------------------------------------------------------------
     def _error(self, reason: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.path}: {reason}.", path=self.path, reason=reason)
+        return load_error(self.path, reason)
 
     def _stand_in(self, name: str, ref: TensorRef) -> onnx.TensorProto:
         tensor = onnx.TensorProto(

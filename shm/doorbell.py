@@ -22,8 +22,9 @@ class Doorbell:
         self._poll: select.poll | None = None
 
     def ring(self) -> None:
-        """Wake the waiter, or the next one."""
-        os.eventfd_write(self._fd, 1)
+        """Wake the waiter, or the next one. A closed doorbell wakes nobody."""
+        if self._fd >= 0:
+            os.eventfd_write(self._fd, 1)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until rung; True then, False after `timeout` seconds (None: no limit).

@@ -42,12 +42,13 @@ class PoolWriter:
         self._leased = [0] * blocks
         self._offsets: dict[int, int] = {}
         self._spare = list(range(blocks - 1, -1, -1))
+        self._open: list[int] = []  # taken, and neither published nor given back
 
     def take(self, nbytes: int, value: str = "result") -> tuple[int, int] | None:
         """A block of at least `nbytes`, as (block, offset in the pool), or None if none is free and none may be added.
 
         The smallest free block of up to twice the size is used again, so the same results find the same places. Each
-        block that was taken must be published or given to `give_back`. Raises OutOfMemoryError, naming `value`, if
+        block that was taken must be published (`published`) or given back. Raises OutOfMemoryError, naming `value`, if
         memory is short.
         """
         size = page_up(max(nbytes, 1))
@@ -62,20 +63,37 @@ class PoolWriter:
             best = self._add(size, value)
             if best < 0:
                 return None
-        self._leased[best] += 1
+        self.take_again(best)
         return best, self._offsets[best]
 
-    def is_free(self, block: int, offset: int) -> bool:
-        """True if the block is still at `offset` and nobody holds it."""
-        return self._offsets.get(block) == offset and self._words[self._base + block] == self._leased[block]
+    def is_free(self, block: int, offset: int, nbytes: int) -> bool:
+        """True if the block still has room for `nbytes` at `offset` and nobody holds it."""
+        # A block that was dropped may have come back under its number at its old place, and smaller.
+        return (
+            self._offsets.get(block) == offset
+            and self._words[self._base + block] == self._leased[block]
+            and self._ranges.size_of(offset) >= nbytes
+        )
 
     def take_again(self, block: int) -> None:
         """Take a block that `is_free` has just said is free."""
         self._leased[block] += 1
+        self._open.append(block)
 
     def give_back(self, block: int) -> None:
         """Undo a `take` whose block will not be published."""
+        self._open.remove(block)
         self._leased[block] -= 1
+
+    def published(self) -> None:
+        """All that was taken is the coordinator's now."""
+        self._open.clear()
+
+    def give_back_all(self) -> None:
+        """Undo every `take` since the last `published`: the run failed."""
+        for block in self._open:
+            self._leased[block] -= 1
+        self._open.clear()
 
     def pooled_bytes(self) -> int:
         """Bytes of all blocks, free ones included."""

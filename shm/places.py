@@ -7,6 +7,7 @@ keeps layout numbers binds again. A slot has one run at a time, so nobody reads 
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ from outrider.shm.segment import Segment
 
 
 class Places:
-    """The buffers behind a `BoardWriter`'s edges. Called by the writer's one thread per slot."""
+    """The buffers behind a `BoardWriter`'s edges. Called by the writer's one thread per slot; slots share the lock."""
 
     def __init__(self, segment: Segment, board: BoardWriter, edges: int, slots: int) -> None:
         self.segment = segment
         self.board = board
         self._moved = 0
+        self._lock = threading.Lock()
         self._ranges = Ranges(arena_start(edges, slots), segment.nbytes)
         self._buffers: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -40,7 +42,8 @@ class Places:
 
     def reserve(self, nbytes: int, value: str) -> int:
         """Offset of a range that is no edge's, zero-filled and kept. Raises OutOfMemoryError naming `value`."""
-        offset = self._ranges.allocate(nbytes)
+        with self._lock:
+            offset = self._ranges.allocate(nbytes)
         self.segment.populate(offset, nbytes, value)
         return offset
 
@@ -81,16 +84,19 @@ class Places:
         nbytes = dtype.itemsize
         for dim in shape:
             nbytes *= dim
-        offset = self._offset(edge, slot, nbytes, value)
-        layout = Layout(TENSOR, code, dtype.itemsize, shape, offset, nbytes, None)
-        return self.segment.array(offset, dtype, shape), self.board.number(edge, slot, layout)
+        with self._lock:
+            offset = self._offset(edge, slot, nbytes, value)
+            number = self.board.number(edge, slot, Layout(TENSOR, code, dtype.itemsize, shape, offset, nbytes, None))
+        return self.segment.array(offset, dtype, shape), number
 
     def blob(self, edge: int, slot: int, nbytes: int, value: str) -> tuple[memoryview, int]:
         """The writable bytes for an encoded value, and its layout number."""
-        offset = self._offset(edge, slot, nbytes, value)
-        layout = Layout(ENCODED, 0, 1, (), offset, nbytes, None)
-        return self.segment.view[offset : offset + nbytes], self.board.number(edge, slot, layout)
+        with self._lock:
+            offset = self._offset(edge, slot, nbytes, value)
+            number = self.board.number(edge, slot, Layout(ENCODED, 0, 1, (), offset, nbytes, None))
+        return self.segment.view[offset : offset + nbytes], number
 
     def nothing(self, edge: int, slot: int) -> int:
         """The layout number of 'no value'."""
-        return self.board.number(edge, slot, Layout(NONE, 0, 0, (), 0, 0, None))
+        with self._lock:
+            return self.board.number(edge, slot, Layout(NONE, 0, 0, (), 0, 0, None))

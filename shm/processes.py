@@ -1,4 +1,4 @@
-"""Two facts about processes that the standard library does not wrap well: who died, and dying with one's parent."""
+"""What the standard library does not wrap: dying with one's parent."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
-
-
-def pidfd_of(pid: int) -> int:
-    """A descriptor that becomes readable when process `pid` ends (close-on-exec, yours).
-
-    Raises ProcessLookupError if there is no such process. Until a child is waited for, its pid is not reused.
-    """
-    return os.pidfd_open(pid)
 
 
 def die_with_parent(parent: int) -> None:

@@ -57,6 +57,11 @@ def read_only(fd: int) -> int:
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
+def address_of(array: npt.NDArray[Any]) -> int:
+    """The address of an array's first element."""
+    return int(array.__array_interface__["data"][0])
+
+
 def page_up(nbytes: int) -> int:
     """`nbytes` rounded up to whole pages."""
     return -(-nbytes // PAGE) * PAGE

@@ -17,9 +17,9 @@ from outrider.scheduler.planning import (
     edges,
     interfaces,
     plan,
-    validate_plan,
 )
 from outrider.scheduler.waves import cyclic_groups, owner_waves, strong_components, topological_order
+from tests.plan_invariants import violations
 
 pytestmark = pytest.mark.fast
 
@@ -101,7 +101,7 @@ def test_a_plan_run_step_by_step_gives_what_the_graph_gives(problem):
     nodes, offers, providers, graph_outputs, _ = problem = completed(problem)
     made = plan(*problem)
     assert made.unclaimed == []
-    assert validate_plan(made, nodes, offers, providers) == []
+    assert violations(made, nodes, offers, providers) == []
 
     interned = {}
     given_values = {value: value for value in (*GRAPH_INPUTS, *INITIALIZERS)}
@@ -142,7 +142,7 @@ def test_a_plan_run_step_by_step_gives_what_the_graph_gives(problem):
 def test_invariants_hold_with_unclaimed_nodes_and_pins(problem):
     nodes, offers, providers, _, pins = problem
     made = plan(*problem)
-    assert validate_plan(made, nodes, offers, providers) == []
+    assert violations(made, nodes, offers, providers) == []
     for position, n in enumerate(nodes):
         if not n.constant:
             owner = made.owner[position]
@@ -536,8 +536,8 @@ def test_validation_finds_a_broken_plan():
     nodes = [node("a", "x"), node("b", "a"), node("c", "b")]
     offers = [*singles(0, 0, 2), *singles(1, 1)]
     made = plan(nodes, offers, [PLAIN, PLAIN], ["c"])
-    assert validate_plan(made, nodes, offers, [PLAIN, PLAIN]) == []
+    assert violations(made, nodes, offers, [PLAIN, PLAIN]) == []
     made.units[0], made.units[2] = made.units[2], made.units[0]
-    assert any("not made before it" in problem for problem in validate_plan(made, nodes, offers, [PLAIN, PLAIN]))
+    assert any("not made before it" in problem for problem in violations(made, nodes, offers, [PLAIN, PLAIN]))
     made.units[0] = made.units[2]
-    assert any("lies in units of" in problem for problem in validate_plan(made, nodes, offers, [PLAIN, PLAIN]))
+    assert any("lies in units of" in problem for problem in violations(made, nodes, offers, [PLAIN, PLAIN]))

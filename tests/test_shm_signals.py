@@ -14,7 +14,6 @@ import pytest
 from outrider.shm.descriptors import PER_MESSAGE, DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError, DescriptorError
-from outrider.shm.processes import pidfd_of
 
 pytestmark = pytest.mark.fast
 LONG = 60  # seconds until a test that hangs fails
@@ -285,7 +284,7 @@ subprocess.Popen([sys.executable, "-c", '''{SLEEPER}''', str(os.getpid())], star
 def test_a_worker_dies_with_its_parent_though_native_code_holds_the_lock():
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    worker = pidfd_of(int(parent.stdout.readline()))
+    worker = os.pidfd_open(int(parent.stdout.readline()))
     assert not os.get_inheritable(worker)
     parent.kill()
     parent.wait()
@@ -301,13 +300,3 @@ def test_a_parent_that_is_gone_already_is_reported():
         [sys.executable, "-c", SLEEPER, "1"], start_new_session=True, capture_output=True, text=True, timeout=LONG
     )
     assert done.returncode == 1 and "ProcessLookupError: the parent process 1 is gone" in done.stderr
-
-
-def test_a_pidfd_of_nobody_is_refused():
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    pidfd = pidfd_of(child.pid)
-    assert ended(pidfd)
-    os.close(pidfd)
-    child.wait()
-    with pytest.raises(ProcessLookupError):
-        pidfd_of(child.pid)

@@ -48,11 +48,12 @@ def doctor(args: argparse.Namespace) -> int:
     ]  # fmt: skip
     with progress("starting providers"):
         providers = [_start(name) for name in provider_list(args.providers)]
-    document = {"versions": _versions(), "checks": checks, "providers": providers}
+    versions = _versions()
+    document = {"versions": versions, "checks": checks, "providers": providers}
     if args.json:
         print(json.dumps(plain(document), indent=2))
     else:
-        for name, version in document["versions"].items():  # type: ignore[attr-defined]
+        for name, version in versions.items():
             print(f"{name:12} {version}")
         for one in checks:
             print(f"{one['name']:12} {'ok' if one['ok'] else 'FAILS'}: {one['detail']}")

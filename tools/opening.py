@@ -40,7 +40,7 @@ def model_path(text: str) -> str:
         known = ", ".join(BUNDLED)
         message = f"there is no bundled model {text!r}; there is {known}. A file is given by its path."
         raise InvalidOptionError(message, name="model", value=text, expected=known)
-    return os.fspath(files("outrider.tools") / "models" / BUNDLED[text])  # type: ignore[call-overload, no-any-return]
+    return str(files("outrider.tools") / "models" / BUNDLED[text])
 
 
 def parse_pairs(option: str, texts: list[str]) -> dict[str, str]:

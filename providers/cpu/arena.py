@@ -16,15 +16,10 @@ import numpy as np
 from outrider.shm import memory
 from outrider.shm.errors import OutOfMemoryError, RangesFullError
 from outrider.shm.ranges import Ranges
-from outrider.shm.segment import SEGMENT_BYTES, Segment, create_segment
+from outrider.shm.segment import SEGMENT_BYTES, Segment, address_of, create_segment
 
 ALIGN = 64
 LARGE = 1 << 28  # bytes; single requests from here on are checked at once, before a plan is built around them
-
-
-def address(array: np.ndarray) -> int:
-    """The address of the first element."""
-    return int(array.__array_interface__["data"][0])
 
 
 class Scratch:
@@ -36,7 +31,7 @@ class Scratch:
             self._segment = Segment(descriptor, writable=True)
         finally:
             os.close(descriptor)
-        self.base = address(np.ndarray((1,), np.uint8, buffer=self._segment.view))
+        self.base = address_of(np.ndarray((1,), np.uint8, buffer=self._segment.view))
         self.mark = 0
 
     def array(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
@@ -45,7 +40,7 @@ class Scratch:
 
     def contains(self, array: np.ndarray) -> bool:
         """True when the array's memory lies in this mapping."""
-        return array.size > 0 and self.base <= address(array) < self.base + SEGMENT_BYTES
+        return array.size > 0 and self.base <= address_of(array) < self.base + SEGMENT_BYTES
 
     def ensure(self, mark: int, value: str) -> None:
         """Touch the first `mark` bytes; raises OutOfMemoryError naming `value` before anything is touched."""

@@ -18,7 +18,7 @@ from outrider.providers.contract import Value
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.binding import Binding, LateOp
 from outrider.providers.cpu.blocks import ABSENT, Block, Op
-from outrider.providers.cpu.items import FIXED, LATE, LATE_ITEM, Item
+from outrider.providers.cpu.items import FIXED, LATE, LATE_ITEM, Item, fixed_size
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.failures import fail
 
@@ -109,7 +109,7 @@ class Body:
         return numpy_dtype(value.dtype), tuple(dim if isinstance(dim, int) else 0 for dim in value.shape)
 
     def _bind(self, given: Sequence[Any]) -> _Bound:
-        key: tuple[Any, ...] = tuple((x.dtype.num, x.shape) if _stageable(x) else None for x in given)
+        key: tuple[Any, ...] = tuple((x.dtype.num, x.shape) if fixed_size(x) else None for x in given)
         found = self._bound.get(key)
         if found is not None:
             self._bound.move_to_end(key)
@@ -319,10 +319,6 @@ def _padded(items: Sequence[np.ndarray]) -> np.ndarray:
     for place, item in zip(result, items, strict=True):
         place[: len(item)] = item
     return result
-
-
-def _stageable(item: Any) -> bool:
-    return isinstance(item, np.ndarray) and not item.dtype.hasobject
 
 
 def _single(item: Any, what: str) -> Any:

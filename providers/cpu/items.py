@@ -41,8 +41,13 @@ class Item:
 LATE_ITEM = Item(LATE)
 
 
+def fixed_size(value: Any) -> bool:
+    """True for an array whose elements have a fixed size: no strings, sequences or None."""
+    return isinstance(value, np.ndarray) and not value.dtype.hasobject
+
+
 def plain(item: Item) -> bool:
     """True for what a bound kernel may see: an array of fixed-size elements at a fixed address, or nothing."""
     if item.state == LATE:
         return False
-    return item.value is None or (isinstance(item.value, np.ndarray) and not item.value.dtype.hasobject)
+    return item.value is None or fixed_size(item.value)

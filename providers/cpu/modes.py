@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.providers.cpu.arena import LARGE, address
+from outrider.providers.cpu.arena import LARGE
 from outrider.providers.cpu.blocks import ABSENT, Code, Op
 from outrider.providers.cpu.items import FIXED, KNOWN, Item, Root
 from outrider.providers.cpu.kernels.frame import Bind, Dynamic
 from outrider.providers.wire.failures import fail
 from outrider.shm import memory
+from outrider.shm.segment import address_of
 
 if TYPE_CHECKING:
     from outrider.providers.cpu.binding import Binding
@@ -68,7 +69,7 @@ class BoundMode(Bind):
         if root is None or number == ABSENT or self.binding.target(number) is not None:
             return self.out(i, x.shape, kind)
         region = self.binding.region
-        array = region.scratch.array(address(x) - region.scratch.base, kind, x.shape)
+        array = region.scratch.array(address_of(x) - region.scratch.base, kind, x.shape)
         self.reused.add(root)
         self.made[i] = Item(FIXED, array, root)
         return array
@@ -137,7 +138,7 @@ class BoundMode(Bind):
         if 0 in shape:
             return np.empty(shape, kind), None
         array, offset, nbytes = self.binding.region.allocate(name, shape, kind)
-        root = Root(offset, address(array), nbytes)
+        root = Root(offset, address_of(array), nbytes)
         self.roots.append(root)
         return array, root
 
@@ -200,7 +201,7 @@ def _value_name(op: Op, i: int) -> str:
 
 
 def _same_memory(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and a.strides == b.strides and address(a) == address(b)
+    return a.shape == b.shape and a.strides == b.strides and address_of(a) == address_of(b)
 
 
 def _packed(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.contract import Node
+from outrider.providers.cpu.items import fixed_size
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.wire.dtypes import BY_NUMBER, is_tensor
 
@@ -153,7 +154,7 @@ def concat_from_sequence(b: Bind, p: _Concat) -> None:
 @kernel("Optional", since=15)
 def optional(b: Bind, _: None) -> None:
     """The input itself, or an empty optional without one. Optional-15."""
-    if b.has(0) and _is_plain(b.inputs[0]):
+    if b.has(0) and fixed_size(b.inputs[0]):
         b.view(0, b.array(0))
     else:
         b.value(0, lambda: b.inputs[0] if b.inputs else None)
@@ -170,14 +171,10 @@ def optional_get_element(b: Bind, _: None) -> None:
     """The element; an empty optional is an error. OptionalGetElement-15, -18."""
     if not b.has(0):
         raise ValueError("the optional is empty: ask OptionalHasElement first")
-    if _is_plain(b.inputs[0]):
+    if fixed_size(b.inputs[0]):
         b.view(0, b.array(0))
     else:
         b.value(0, lambda: b.inputs[0])
-
-
-def _is_plain(item: Any) -> bool:
-    return isinstance(item, np.ndarray) and not item.dtype.hasobject
 
 
 def _sequence(b: Bind, i: int) -> list[Any]:

@@ -68,19 +68,20 @@ class NullProgram(Program):
 
 
 def _offer(node: Node) -> Claim | Decline:
+    """Reasons name positions, not values, so that the report can group them."""
     known = {dim for value in (*node.inputs, *node.captures) if not value.constant for dim in value.shape or ()}
-    for value in node.outputs:
+    for i, value in enumerate(node.outputs):
         if not value.name:
             continue
         if not is_tensor(value.dtype) or value.dtype == "string":
-            return Decline(node, f"output {value.name!r} is {value.dtype}, which has no fixed size")
+            return Decline(node, f"output {i} is {value.dtype}, which has no fixed size")
         if value.shape is None:
-            return Decline(node, f"the rank of output {value.name!r} is unknown")
+            return Decline(node, f"the rank of output {i} is unknown")
         for dim in value.shape:
             if dim is None:
-                return Decline(node, f"output {value.name!r} has an unknown dimension")
+                return Decline(node, f"output {i} has an unknown dimension")
             if isinstance(dim, str) and dim not in known:
-                return Decline(node, f"dimension {dim!r} of output {value.name!r} occurs in no input of the node")
+                return Decline(node, f"dimension {dim!r} of output {i} occurs in no input of the node")
     return Claim([node])
 
 

@@ -54,7 +54,10 @@ def fail(nodes: Sequence[Node], values: Sequence[Value], items: Sequence[Any], c
     if isinstance(cause, OutriderError):
         raise cause
     one = nodes[0] if len(nodes) == 1 else None
-    what = f"node {one.name} ({one.label}, opset {one.opset})" if one else f"the unit of {_some(nodes)}"
+    if one:
+        what = f"node {one.name} ({one.label}, opset {one.opset})"
+    else:
+        what = f"the unit of {first_names([node.name for node in nodes])}"
     if isinstance(cause, MemoryError):
         raise OutOfMemoryError(
             f"{what} ran out of memory: {cause}; use smaller inputs",
@@ -79,8 +82,9 @@ def fail(nodes: Sequence[Node], values: Sequence[Value], items: Sequence[Any], c
     ) from cause
 
 
-def _some(nodes: Sequence[Node]) -> str:
-    return ", ".join(node.name for node in nodes[:3]) + (", ..." if len(nodes) > 3 else "")
+def first_names(names: Sequence[str]) -> str:
+    """The first three names, for a message that need not list all."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _describe(value: Value, item: Any) -> dict[str, Any]:

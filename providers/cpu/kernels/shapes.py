@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import axis_of, convert, ints, scalar
+from outrider.providers.cpu.kernels.support import axis_of, convert, ints, parse_axes, scalar
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Node
 
@@ -169,7 +169,7 @@ def pad_indices(length: int, before: int, after: int, mode: str) -> np.ndarray:
     index = np.arange(length)[max(-before, 0) : max(length + min(after, 0), 0)]
     if length == 0 and (before > 0 or after > 0):
         raise ValueError(f"an axis of length 0 cannot be padded with mode {mode!r}")
-    padded: np.ndarray = np.pad(index, (max(before, 0), max(after, 0)), mode)  # type: ignore[call-overload]
+    padded: np.ndarray = np.pad(index, (max(before, 0), max(after, 0)), mode)  # type: ignore[call-overload]  # wants a literal
     return padded
 
 
@@ -202,12 +202,7 @@ def pad(b: Bind, p: tuple[str, list[int] | None, float]) -> None:
         current = place
 
 
-def _parse_center(node: Node) -> list[int] | None:
-    axes = node.attributes.get("axes")
-    return None if axes is None else ints(axes)
-
-
-@kernel("CenterCropPad", since=18, parse=_parse_center)
+@kernel("CenterCropPad", since=18, parse=parse_axes)
 def center_crop_pad(b: Bind, p: list[int] | None) -> None:
     """CenterCropPad-18: cropped or padded with zeros around the centre."""
     x = b.array(0)

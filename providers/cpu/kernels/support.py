@@ -26,6 +26,12 @@ def axes_of(axes: Iterable[int], rank: int, node: Node) -> tuple[int, ...]:
     return tuple(plain)
 
 
+def parse_axes(node: Node) -> list[int] | None:
+    """The attribute `axes`; None where it is omitted."""
+    axes = node.attributes.get("axes")
+    return None if axes is None else ints(axes)
+
+
 def is_half(dtype: np.dtype[Any]) -> bool:
     """True for float16 and bfloat16: such work is done in float32 and rounded once."""
     return dtype == np.float16 or dtype.name == "bfloat16"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import axes_of, axis_of, ints, reshape_into, viewed
+from outrider.providers.cpu.kernels.support import axes_of, axis_of, ints, parse_axes, reshape_into, viewed
 from outrider.providers.wire.graph import Node
 
 
@@ -70,12 +70,7 @@ def flatten(b: Bind, p: int) -> None:
     reshape_into(b, 0, x, (rows, int(np.prod(x.shape[cut:], dtype=np.int64))))
 
 
-def _parse_axes(node: Node) -> list[int] | None:
-    axes = node.attributes.get("axes")  # before opset 13
-    return None if axes is None else ints(axes)
-
-
-@kernel("Squeeze", parse=_parse_axes)
+@kernel("Squeeze", parse=parse_axes)
 def squeeze(b: Bind, p: list[int] | None) -> None:
     """Squeeze-13: without the given (or all) dimensions of 1."""
     x = b.array(0)
@@ -88,7 +83,7 @@ def squeeze(b: Bind, p: list[int] | None) -> None:
     b.view(0, x[tuple(0 if i in axes else slice(None) for i in range(x.ndim)) + (...,)])
 
 
-@kernel("Unsqueeze", parse=_parse_axes)
+@kernel("Unsqueeze", parse=parse_axes)
 def unsqueeze(b: Bind, p: list[int] | None) -> None:
     """Unsqueeze-13: with dimensions of 1 where `axes` of the result say."""
     x = b.array(0)
