@@ -153,7 +153,7 @@ class Monitor(threading.Thread):
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
-        """Have the monitor do this soon, in order. After its end it is done here and now, and finds all workers dead."""
+        """Have the monitor do this soon, in order. After its end it is done here and now and finds all workers dead."""
         self._calls.append(action)
         self._wake.ring()
         if self._ended:
