@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from outrider.scheduler.session import InferenceSession
 
 __all__ = [
-    "CancelToken", "Fleet", "InferenceSession", "ModelMetadata", "NodeArg", "OrtValue", "PlacementReport", "ProviderSpec",
-    "RunOptions", "SessionOptions", "errors",
+    "CancelToken", "Fleet", "InferenceSession", "ModelMetadata", "NodeArg", "OrtValue", "PlacementReport",
+    "ProviderSpec", "RunOptions", "SessionOptions", "errors",
 ]  # fmt: skip
 
 _MODULES = {
     "CancelToken": "options", "Fleet": "fleet", "InferenceSession": "session", "ModelMetadata": "metadata",
-    "NodeArg": "feeds", "OrtValue": "ortvalue", "PlacementReport": "report", "ProviderSpec": "options", "RunOptions": "options",
-    "SessionOptions": "options",
+    "NodeArg": "feeds", "OrtValue": "ortvalue", "PlacementReport": "report", "ProviderSpec": "options",
+    "RunOptions": "options", "SessionOptions": "options",
 }  # fmt: skip
 
 

@@ -130,6 +130,8 @@ class Unload:
 
 @dataclass(frozen=True)
 class Unloaded:
+    """The session is forgotten."""
+
     session: int
 
 
@@ -147,11 +149,15 @@ class Failed:
 
 @dataclass(frozen=True)
 class StatsRequest:
+    """Ask for counters. `request` comes back in the answer."""
+
     request: int
 
 
 @dataclass(frozen=True)
 class Stats:
+    """The counters: {provider, sessions}."""
+
     request: int
     data: dict[str, Any]
 
