@@ -122,7 +122,7 @@ class LoadedSession:
         provider_name: str,
         take: Callable[[int], int],
         constants: Constants,
-        send: Callable[[Any], None],
+        send: Callable[[Message], None],
     ) -> None:
         self.session = message.session
         self.generation = message.generation

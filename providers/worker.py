@@ -65,7 +65,7 @@ class Control(threading.Thread):
         self._drained = threading.Event()
         self._stopping = False
 
-    def send(self, message: Any) -> None:
+    def send(self, message: messages.Message) -> None:
         """Queue a message. Raises WireError at once when it is not well-formed."""
         self._outbox.append(messages.pack(message))
         self._wake.ring()

@@ -503,7 +503,7 @@ def environment(worker: Worker) -> dict[str, str]:
     return {**os.environ, **fixed, **worker.spec.env}
 
 
-def _key_of(message: Any) -> tuple[Any, ...]:
+def _key_of(message: messages.Message) -> tuple[Any, ...]:
     """The key under which a reply is waited for."""
     if isinstance(message, messages.Claims):
         return ("Claims", message.session, message.round)

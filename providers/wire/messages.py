@@ -224,7 +224,7 @@ def plan_of(body: Any) -> PartitionPlan:
     return plan
 
 
-def pack(message: Any) -> bytes:
+def pack(message: Message) -> bytes:
     """Body of a message. Raises WireError when a field does not have its declared type."""
     kind = type(message)
     body = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
@@ -235,7 +235,7 @@ def pack(message: Any) -> bytes:
     return packed
 
 
-def unpack(body: bytes) -> Any:
+def unpack(body: bytes) -> Message:
     """The message in `body`. Raises WireError when it is malformed, ProtocolMismatchError for another protocol."""
     if len(body) > MAX_BYTES:
         raise WireError(f"a message of {len(body)} bytes is over {MAX_BYTES}", where="message", reason="too large")
@@ -256,4 +256,5 @@ def unpack(body: bytes) -> Any:
     kind = CATALOGUE.get(name) if isinstance(name, str) else None
     if kind is None:
         raise WireError(f"no message is called {name!r}", where="message", reason="unknown type")
-    return _checked(kind, plain)
+    message: Message = _checked(kind, plain)
+    return message
