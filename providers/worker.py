@@ -156,7 +156,7 @@ class Worker:
             busy |= loaded.poll()
         return busy
 
-    def handle(self, message: Any) -> bool:
+    def handle(self, message: messages.Message) -> bool:
         """One message; False for Stop."""
         if isinstance(message, messages.Claim):
             self.control.send(self.claims(message))
