@@ -57,7 +57,8 @@ class _Binding:
 class BoundUnit:
     """A compiled unit and its bindings. `run` is called by the worker's main thread only.
 
-    Blocks of the output pool that a run takes are settled by its caller: `published`, or `give_back_all` if it failed.
+    Blocks of the output pool that a run takes are settled by its caller: `published`, or `give_back_all` when it
+    failed.
     """
 
     def __init__(

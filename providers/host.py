@@ -21,7 +21,7 @@ from outrider.providers.contract import Provider, Unit
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
-from outrider.providers.wire.messages import Failed, Load, PartitionPlan, plan_of
+from outrider.providers.wire.messages import Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
 from outrider.shm.board import ENCODED, NONE, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
 from outrider.shm.doorbell import Doorbell
@@ -122,7 +122,7 @@ class LoadedSession:
         provider_name: str,
         take: Callable[[int], int],
         constants: Constants,
-        send: Callable[[Any], None],
+        send: Callable[[Message], None],
     ) -> None:
         self.session = message.session
         self.generation = message.generation

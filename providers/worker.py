@@ -65,12 +65,13 @@ class Control(threading.Thread):
         self._drained = threading.Event()
         self._stopping = False
 
-    def send(self, message: Any) -> None:
+    def send(self, message: messages.Message) -> None:
         """Queue a message. Raises WireError at once when it is not well-formed."""
         self._outbox.append(messages.pack(message))
         self._wake.ring()
 
     def run(self) -> None:
+        """Until `finish`, or until the coordinator is gone, which ends the process."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake.fileno(), zmq.POLLIN)
@@ -155,7 +156,7 @@ class Worker:
             busy |= loaded.poll()
         return busy
 
-    def handle(self, message: Any) -> bool:
+    def handle(self, message: messages.Message) -> bool:
         """One message; False for Stop."""
         if isinstance(message, messages.Claim):
             self.control.send(self.claims(message))
@@ -240,6 +241,7 @@ class Worker:
         self.control.send(messages.Loaded(message.session, message.generation, refused))
 
     def unload(self, session: int, keep_weights: bool = False) -> None:
+        """Forget a session; with `keep_weights` only its programs, because another generation follows."""
         loaded = self.sessions.pop(session, None)
         if loaded is not None:
             loaded.unload()
@@ -249,10 +251,12 @@ class Worker:
                 os.close(descriptor)
 
     def stats(self) -> dict[str, Any]:
+        """{provider: its own counters, sessions: those of each session by its number}."""
         sessions = {str(number): loaded.stats() for number, loaded in self.sessions.items()}
         return {"provider": dict(self.provider.stats()), "sessions": sessions}
 
     def close(self) -> None:
+        """Forget all sessions, close the provider, send what is still queued."""
         for session in list(self.sessions):
             self.unload(session)
         self.provider.close()

@@ -19,7 +19,7 @@ from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.monitor import Worker
-from outrider.scheduler.planning import CALLER, Edge, Plan, UnitInterface
+from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
 from outrider.shm.board import BoardReader, BoardWriter
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases
@@ -152,7 +152,7 @@ class UnitGraphs:
         for node in graph.nodes:
             self.values.update((value.name, value) for value in node.outputs)
 
-    def cut(self, unit: Any, interface: UnitInterface) -> Graph:
+    def cut(self, unit: PlanUnit, interface: UnitInterface) -> Graph:
         """The unit as a graph: its constant nodes, then its nodes, with the constants they read."""
         nodes = tuple(self.graph.nodes[index] for index in (*unit.constant_nodes, *unit.nodes))
         constants: dict[str, Any] = {}
@@ -170,7 +170,8 @@ class UnitGraphs:
             opsets=self.graph.opsets,
         )
 
-    def packed(self, unit: Any, interface: UnitInterface) -> dict[str, Any]:
+    def packed(self, unit: PlanUnit, interface: UnitInterface) -> dict[str, Any]:
+        """The unit as an entry of `PartitionPlan.units`."""
         return {"graph": pack_graph(self.cut(unit, interface)), "constants": len(unit.constant_nodes)}
 
 

@@ -123,6 +123,7 @@ class Fleet:
 
     @property
     def monitor(self) -> Monitor:
+        """The thread that owns the workers."""
         return self._monitor
 
     def select(self, names: Sequence[str] | None) -> list[Worker]:

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SaidHello:
-    pass
+    """The worker is set up."""
 
 
 @dataclass(frozen=True)
 class SaidStartFailed:
+    """The worker says why it cannot be set up; it exits by itself."""
+
     reason: str
     traceback: str
 
@@ -33,7 +35,7 @@ class Late:
 
 @dataclass(frozen=True)
 class StopAsked:
-    pass
+    """The fleet is being closed."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,12 @@ class Mourn:
 
 @dataclass(frozen=True)
 class SendStop:
-    pass
+    """Ask it to stop."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    pass
+    """SIGKILL."""
 
 
 Instruction = Welcome | Refuse | Mourn | SendStop | Kill

@@ -48,11 +48,14 @@ _BOOT = (
 class Listener(Protocol):
     """What a loaded session wants to hear, on the monitor's thread: it must not block."""
 
-    def on_failed(self, message: messages.Failed) -> None: ...
+    def on_failed(self, message: messages.Failed) -> None:
+        """A partition did not run."""
 
-    def on_death(self, worker: Worker, error: WorkerDiedError) -> None: ...
+    def on_death(self, worker: Worker, error: WorkerDiedError) -> None:
+        """A worker died without being asked to."""
 
-    def on_closed(self) -> None: ...
+    def on_closed(self) -> None:
+        """The fleet was closed: nothing will be heard any more."""
 
 
 class Worker:
@@ -153,13 +156,15 @@ class Monitor(threading.Thread):
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
-        """Have the monitor do this soon, in order. After its end it is done here and now and finds all workers dead."""
+        """Have the monitor do this soon, in order. After its end it is done at once, and finds all workers dead."""
         self._calls.append(action)
         self._wake.ring()
         if self._ended:
             self._do_calls()
 
-    def request(self, worker: Worker, message: Any, reply: tuple[Any, ...]) -> concurrent.futures.Future[Any]:
+    def request(
+        self, worker: Worker, message: messages.Message, reply: tuple[Any, ...]
+    ) -> concurrent.futures.Future[Any]:
         """Send a message; the future gets the reply with that key (`_key_of`), or the worker's death."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         body = messages.pack(message)
@@ -174,7 +179,7 @@ class Monitor(threading.Thread):
         self.call(send)
         return future
 
-    def post(self, worker: Worker, message: Any) -> None:
+    def post(self, worker: Worker, message: messages.Message) -> None:
         """Send a message that has no reply; a worker that is gone does not get it."""
         body = messages.pack(message)
         self.call(lambda: self._send(worker, body) if worker.alive else None)
@@ -498,7 +503,7 @@ def environment(worker: Worker) -> dict[str, str]:
     return {**os.environ, **fixed, **worker.spec.env}
 
 
-def _key_of(message: Any) -> tuple[Any, ...]:
+def _key_of(message: messages.Message) -> tuple[Any, ...]:
     """The key under which a reply is waited for."""
     if isinstance(message, messages.Claims):
         return ("Claims", message.session, message.round)

@@ -25,6 +25,7 @@ from outrider.scheduler.feeds import NodeArg, check_feeds, requested_outputs
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
+from outrider.scheduler.monitor import Worker
 from outrider.scheduler.options import RunOptions, SessionOptions, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.placement import Placer
@@ -236,27 +237,35 @@ class InferenceSession:
         )
 
     def run_async(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedOptionError."""
         self._later("run_async")
 
     def io_binding(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedOptionError."""
         self._later("io_binding")
 
     def run_with_iobinding(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedOptionError."""
         self._later("run_with_iobinding")
 
     def empty(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedOptionError."""
         self._later("empty")
 
     def warmup(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedOptionError."""
         self._later("warmup")
 
     def start_trace(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedOptionError."""
         self._later("start_trace")
 
     def stop_trace(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedOptionError."""
         self._later("stop_trace")
 
     def restart(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises UnsupportedOptionError."""
         self._later("restart")
 
 
@@ -269,7 +278,7 @@ class _Resources:
         self.own_fleet: Fleet | None = None
         self.deployer: Deployer | None = None
         self.runner: Runner | None = None
-        self.workers: Sequence[Any] = ()
+        self.workers: Sequence[Worker] = ()
         self.bells: Sequence[Doorbell] = ()
 
     def close(self) -> None:

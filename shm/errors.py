@@ -1,8 +1,8 @@
 """The root of all errors, and those of memory.
 
 Every error carries its facts as attributes: a class lists them in `_fields`, the constructor takes the message and the
-fields by keyword. That is also what pickles and what crosses processes (`to_fields`, `from_fields`), so nothing of the
-story is lost on the way.
+fields by keyword. That (`message`, `fields()`) is also what pickles and what crosses processes, so nothing of the story
+is lost on the way.
 """
 
 from __future__ import annotations

@@ -130,6 +130,8 @@ class Unload:
 
 @dataclass(frozen=True)
 class Unloaded:
+    """The session is forgotten."""
+
     session: int
 
 
@@ -147,11 +149,15 @@ class Failed:
 
 @dataclass(frozen=True)
 class StatsRequest:
+    """Ask for counters. `request` comes back in the answer."""
+
     request: int
 
 
 @dataclass(frozen=True)
 class Stats:
+    """The counters: {provider, sessions}."""
+
     request: int
     data: dict[str, Any]
 
@@ -218,7 +224,7 @@ def plan_of(body: Any) -> PartitionPlan:
     return plan
 
 
-def pack(message: Any) -> bytes:
+def pack(message: Message) -> bytes:
     """Body of a message. Raises WireError when a field does not have its declared type."""
     kind = type(message)
     body = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
@@ -229,7 +235,7 @@ def pack(message: Any) -> bytes:
     return packed
 
 
-def unpack(body: bytes) -> Any:
+def unpack(body: bytes) -> Message:
     """The message in `body`. Raises WireError when it is malformed, ProtocolMismatchError for another protocol."""
     if len(body) > MAX_BYTES:
         raise WireError(f"a message of {len(body)} bytes is over {MAX_BYTES}", where="message", reason="too large")
@@ -250,4 +256,5 @@ def unpack(body: bytes) -> Any:
     kind = CATALOGUE.get(name) if isinstance(name, str) else None
     if kind is None:
         raise WireError(f"no message is called {name!r}", where="message", reason="unknown type")
-    return _checked(kind, plain)
+    message: Message = _checked(kind, plain)
+    return message
