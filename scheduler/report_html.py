@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1b1f24; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin: 1.6em 0 .4em; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .25em .7em .25em 0; vertical-align: top; overflow-wrap: anywhere; }
+table { border-collapse: collapse; }
+th, td { text-align: left; padding: .25em 1.2em .25em 0; vertical-align: top; }
+th { white-space: nowrap; } td { overflow-wrap: break-word; } .long { overflow-wrap: anywhere; min-width: 16em; }
 th { border-bottom: 1px solid #888; font-weight: 600; } td { border-bottom: 1px solid #e3e6ea; }
 .number { text-align: right; white-space: nowrap; } .scroll { overflow-x: auto; }
 svg text { font: 12px system-ui, sans-serif; }
@@ -22,6 +23,7 @@ _COLOURS = ("#4878a8", "#c2703d", "#5a9367", "#8c5a94", "#a3863a", "#4b8a8c", "#
 _DRAWN = 200
 _ROWS = 2000
 _STEP, _LANE = 46, 34
+_LONG = 24  # characters; longer texts may break anywhere, or they would push the other columns off the page
 
 
 def render(report: PlacementReport, title: str) -> str:
@@ -72,7 +74,11 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]])
 
 
 def _cell(item: object) -> str:
-    return f'<td class="number">{item:,}</td>' if isinstance(item, int) else f"<td>{escape(str(item))}</td>"
+    if isinstance(item, int):
+        return f'<td class="number">{item:,}</td>'
+    text = str(item)
+    kind = ' class="long"' if len(text) > _LONG else ""
+    return f"<td{kind}>{escape(text)}</td>"
 
 
 def _drawing(report: PlacementReport) -> str:
