@@ -26,10 +26,10 @@ from outrider.scheduler.inference import hide, opset_groups, set_imports
 from outrider.scheduler.skeleton import Skeleton, body_graphs, has_bodies, walk
 
 TARGET = 21
-# Operator -> opsets (first, last): GroupNormalization-18 has scale and bias per group, -21 per channel, and the
-# converter only renumbers; PRelu-6 has one slope per channel, which it does not reshape; Scan-8 has a batch axis, which
-# it drops.
-BROKEN = {"GroupNormalization": (18, 20), "PRelu": (1, 6), "Scan": (8, 8)}
+# Operator -> opsets (first, last): Dropout-7 has a mask of its input's type, which stays declared;
+# GroupNormalization-18 has scale and bias per group, -21 per channel, and the converter only renumbers; PRelu-6 has one
+# slope per channel, which it does not reshape; Scan-8 has a batch axis, which it drops.
+BROKEN = {"Dropout": (7, 9), "GroupNormalization": (18, 20), "PRelu": (1, 6), "Scan": (8, 8)}
 
 _Which = Callable[[onnx.NodeProto], bool]
 _logger = logging.getLogger(__name__)

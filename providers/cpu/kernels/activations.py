@@ -275,13 +275,17 @@ def _dropped(x: np.ndarray, y: np.ndarray, mask: np.ndarray, ratio: float, seed:
 
 @kernel("Dropout", since=7, dtypes={0: FLOATS}, parse=_parse_dropout)
 def dropout(b: Bind, p: tuple[float, int | None]) -> None:
-    """Dropout-13: the input itself and a mask of True; with training_mode the scaled rest of it."""
+    """Dropout-13: the input itself and a mask of True; with training_mode the scaled rest of it.
+
+    Before opset 10 the mask has the type of the input.
+    """
     x = b.array(0)
+    mask = bool if b.node.opset >= 10 else x.dtype
     training = b.has(2) and bool(b.const(2).reshape(-1)[0])
     ratio = float(b.const(1).reshape(-1)[0]) if training and b.has(1) else p[0]
     if training and ratio > 0.0:
-        b.step(_dropped, x, b.out(0, x.shape, x.dtype), b.out(1, x.shape, bool), ratio, p[1])
+        b.step(_dropped, x, b.out(0, x.shape, x.dtype), b.out(1, x.shape, mask), ratio, p[1])
         return
     b.view(0, x)
     if b.wanted(1):
-        b.step(b.out(1, x.shape, bool).fill, True)
+        b.step(b.out(1, x.shape, mask).fill, True)
