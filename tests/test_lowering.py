@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from outrider.providers.wire.graph import Graph, Node
 from outrider.scheduler import InferenceSession
 from outrider.scheduler.model import LoadedModel, load_model
-from tests.builders import model, node, tensor
+from tests import builders
 from tests.models import feeds, model_path, tolerance
 from tests.oracle import run_ort
 from tests.rebuild import rebuild
@@ -308,10 +308,10 @@ def test_large_tensors_pass_through_as_references(load: object) -> None:
 
 @pytest.mark.parametrize("opset", [7, 9, 10, 12])
 def test_the_mask_of_dropout_has_the_type_of_its_opset(opset: int) -> None:
-    """It was of the input's type before opset 10; ONNX's converter leaves the declared type and changes the made one."""
-    mask = tensor("mask", [2, 3], TensorProto.BOOL if opset >= 10 else TensorProto.FLOAT)
-    outputs = [tensor("y", [2, 3]), mask]
-    made = model([node("Dropout", "x", "y mask")], [tensor("x", [2, 3])], outputs, opset=opset, ir_version=4)
+    """The type of the input before opset 10; the converter leaves it declared and makes another."""
+    mask = builders.tensor("mask", [2, 3], TensorProto.BOOL if opset >= 10 else TensorProto.FLOAT)
+    x_info, outputs = builders.tensor("x", [2, 3]), [builders.tensor("y", [2, 3]), mask]
+    made = builders.model([builders.node("Dropout", "x", "y mask")], [x_info], outputs, opset=opset, ir_version=4)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with InferenceSession(made) as session:
         y, kept = session.run(None, {"x": x})
