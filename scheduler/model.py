@@ -7,14 +7,14 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import checker
 
-from outrider.providers.wire.graph import Graph, Value
+from outrider.providers.wire.graph import Graph, TensorRef, Value
 from outrider.scheduler.inference import dtype_of, hide, infer, set_imports, shape_of
 from outrider.scheduler.limits import FunctionKey, check_bytes, check_limits, function_key
 from outrider.scheduler.lowering import lower
@@ -35,7 +35,8 @@ class LoadedModel:
     Constant nodes are entries of `graph.constants`; their names are in `constant_nodes` as (node, output).
     `inputs` and `outputs` are as declared (shapes of outputs are for the user to see, not to plan by). Initializers of
     models before IR version 4 are constants and not among the inputs even where the file lists them there.
-    `overridable`: inputs that have an initializer, which is their default. `notes`: what the load could not do.
+    `defaults`: the initializers of inputs that may be left out; they are not among `graph.constants`. `notes`: what the
+    load could not do.
     """
 
     path: str
@@ -45,7 +46,7 @@ class LoadedModel:
     functions: Mapping[FunctionKey, onnx.FunctionProto]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    overridable: frozenset[str]
+    defaults: Mapping[str, TensorRef]
     store: WeightStore
     device_configurations: tuple[Mapping[str, Any], ...]
     constant_nodes: tuple[tuple[str, str], ...]
@@ -105,20 +106,22 @@ def assemble(
     notes: list[str] = []
     inferred = infer(skeleton, notes)
     builder = Builder(skeleton, lower(skeleton, inferred, notes))
-    graph, _ = builder.graph(inferred.graph)
+    whole, _ = builder.graph(inferred.graph)
     declared = skeleton.model.graph
     weights = {tensor.name for tensor in declared.initializer}
     old = skeleton.model.ir_version < FIRST_IR_WITH_OVERRIDES
     inputs = [info for info in declared.input if not (old and info.name in weights)]
+    defaults = {info.name: whole.constants[info.name] for info in inputs if info.name in weights}
+    constants = {name: ref for name, ref in whole.constants.items() if name not in defaults}
     return LoadedModel(
         path,
-        graph,
+        replace(whole, constants=constants),
         metadata,
         skeleton.imports(),
         {function_key(function): function for function in skeleton.model.functions},
         tuple(Value(info.name, dtype_of(info.type), shape_of(info.type, declared=True)) for info in inputs),
         tuple(Value(info.name, dtype_of(info.type), shape_of(info.type, declared=True)) for info in declared.output),
-        frozenset(info.name for info in inputs if info.name in weights),
+        defaults,
         skeleton.store,
         configurations,
         tuple(builder.constant_nodes),

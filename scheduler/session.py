@@ -98,7 +98,7 @@ class InferenceSession:
         self._loaded: LoadedModel = self._placer.loaded
         self._inputs = tuple(self._loaded.inputs)
         self._outputs = [value.name for value in self._loaded.outputs]
-        self._defaults = {name: self._constant(name) for name in self._loaded.overridable}
+        self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
 
     def _deploy(self, blueprint: Blueprint) -> tuple[Blueprint, Generation]:
         """Load the plan; plan again without what a provider refuses to compile."""
@@ -120,7 +120,7 @@ class InferenceSession:
         """
         self._check_open()
         checked_run_options(run_options)
-        feeds = check_feeds(self._inputs, self._loaded.overridable, input_feed, output_names, self._outputs)
+        feeds = check_feeds(self._inputs, self._loaded.defaults, input_feed, output_names, self._outputs)
         wanted = requested_outputs(output_names, self._outputs)
         if self._runner.death is not None:
             self._revive()
@@ -186,11 +186,11 @@ class InferenceSession:
     # What it is ----------------------------------------------------------------------------------------------------
     def get_inputs(self) -> list[NodeArg]:
         """The model's inputs that must be fed, in its order."""
-        return [NodeArg.of(value) for value in self._loaded.inputs if value.name not in self._loaded.overridable]
+        return [NodeArg.of(value) for value in self._loaded.inputs if value.name not in self._loaded.defaults]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """The inputs that have an initializer and may be fed in its place."""
-        return [NodeArg.of(value) for value in self._loaded.inputs if value.name in self._loaded.overridable]
+        return [NodeArg.of(value) for value in self._loaded.inputs if value.name in self._loaded.defaults]
 
     def get_outputs(self) -> list[NodeArg]:
         """The model's outputs as it declares them, in its order."""

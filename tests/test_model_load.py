@@ -475,11 +475,12 @@ def test_initializers_that_are_inputs() -> None:
     weight = numpy_helper.from_array(np.ones(2, np.float32), "w")
     proto = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": [2], "w": [2]}, ["y"], [weight])
     loaded = load_model(proto)
-    assert loaded.overridable == {"w"} and [value.name for value in loaded.inputs] == ["x", "w"]
-    assert not loaded.graph.nodes[0].inputs[1].constant and "w" in loaded.graph.constants
+    assert [value.name for value in loaded.inputs] == ["x", "w"]
+    assert set(loaded.defaults) == {"w"} and not loaded.graph.constants
+    assert not loaded.graph.nodes[0].inputs[1].constant
     proto.ir_version = 3  # here the file had to list them
     loaded = load_model(proto)
-    assert not loaded.overridable and [value.name for value in loaded.inputs] == ["x"]
+    assert not loaded.defaults and [value.name for value in loaded.inputs] == ["x"]
     assert loaded.graph.nodes[0].inputs[1].constant
 
 

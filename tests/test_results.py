@@ -168,3 +168,20 @@ def test_every_error_of_a_run_is_ours(options: outrider.SessionOptions) -> None:
             assert "Reshape" in str(caught.value)
             assert session.run(None, {"x": np.ones(6, np.float32)})[0].shape == (2, 3)
         assert session.health()["cpu"]["deaths"] == 0
+
+
+def test_an_input_with_an_initializer_may_be_fed_and_left_out_in_turn() -> None:
+    nodes = [node("Add", "x w", "sum", "add"), node("Reshape", "sum s", "y", "shape"), node("Identity", "w", "same")]
+    inputs = [tensor("x", [4]), tensor("w", [4]), tensor("s", [2], onnx.TensorProto.INT64)]
+    w, x = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+    constants = {"w": w, "s": np.array([2, 2])}
+    made = model(nodes, inputs, [tensor("y", ["a", "b"]), tensor("same", [4]), tensor("w", [4])], constants)
+    options = outrider.SessionOptions(pins={"shape": "cpu:1"})
+    with outrider.InferenceSession(made, providers=["cpu", "cpu:1"], options=options) as session:
+        for _ in range(2):
+            for feed in ({}, {"w": 10 * w}, {"s": np.array([4, 1])}, {"w": -w, "s": np.array([1, 4])}):
+                given = {"w": w, "s": constants["s"], **feed}
+                y, same, passed = session.run(None, {"x": x, **feed})
+                np.testing.assert_array_equal(y, (x + given["w"]).reshape(given["s"]))
+                np.testing.assert_array_equal(same, given["w"])
+                np.testing.assert_array_equal(passed, given["w"])
