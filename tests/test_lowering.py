@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from outrider.providers.wire.graph import Graph, Node
 from outrider.scheduler import InferenceSession
 from outrider.scheduler.model import LoadedModel, load_model
-from tests.builders import model, node, tensor
+from tests import builders
 from tests.models import feeds, model_path, tolerance
 from tests.oracle import run_ort
 from tests.rebuild import rebuild
@@ -61,10 +61,10 @@ def load() -> Iterator[object]:
 
 def steps(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """(original, step) for all nodes, with the bodies of the originals."""
-    for original in graph.nodes:
-        for step in original.steps():
-            yield original, step
-        for _, body in original.bodies():
+    for node in graph.nodes:
+        for step in node.steps():
+            yield node, step
+        for _, body in node.bodies():
             yield from steps(body)
 
 
@@ -93,8 +93,8 @@ def check(loaded: LoadedModel) -> None:
 
     walk(loaded.graph, set())
     proto = onnx.defs
-    for original, step in steps(loaded.graph):
-        if step.domain == "" and original.opset <= 21 and original.lowered is not None:
+    for node, step in steps(loaded.graph):
+        if step.domain == "" and node.opset <= 21 and node.lowered is not None:
             assert step.opset == 21
             assert proto.get_schema(step.op_type, 21, "").since_version <= 21
 
@@ -169,9 +169,9 @@ def test_real_models_compute_the_same(name: str, load: object) -> None:
     loaded = load(path)  # type: ignore[operator]
     check(loaded)
     assert not loaded.notes
-    for one, _ in steps(loaded.graph):  # nothing is left in a form that kernels do not know
-        now = onnx.defs.get_schema(one.op_type, one.opset, one.domain).since_version
-        assert one.lowered is not None or now == onnx.defs.get_schema(one.op_type, 21, one.domain).since_version
+    for node, _ in steps(loaded.graph):  # nothing is left in a form that kernels do not know
+        now = onnx.defs.get_schema(node.op_type, node.opset, node.domain).since_version
+        assert node.lowered is not None or now == onnx.defs.get_schema(node.op_type, 21, node.domain).since_version
     original = onnx.load(path)
     lowered = rebuild(loaded.graph, loaded.store, list(original.graph.output))
     feed = feeds(name)
@@ -308,10 +308,10 @@ def test_large_tensors_pass_through_as_references(load: object) -> None:
 
 @pytest.mark.parametrize("opset", [7, 9, 10, 12])
 def test_the_mask_of_dropout_has_the_type_of_its_opset(opset: int) -> None:
-    """It was of the input's type before opset 10; ONNX's converter changes the type that is made, not the declared."""
-    mask = tensor("mask", [2, 3], TensorProto.BOOL if opset >= 10 else TensorProto.FLOAT)
-    outputs = [tensor("y", [2, 3]), mask]
-    made = model([node("Dropout", "x", "y mask")], [tensor("x", [2, 3])], outputs, opset=opset, ir_version=4)
+    """The type of the input before opset 10; the converter leaves it declared and makes another."""
+    mask = builders.tensor("mask", [2, 3], TensorProto.BOOL if opset >= 10 else TensorProto.FLOAT)
+    x_info, outputs = builders.tensor("x", [2, 3]), [builders.tensor("y", [2, 3]), mask]
+    made = builders.model([builders.node("Dropout", "x", "y mask")], [x_info], outputs, opset=opset, ir_version=4)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with InferenceSession(made) as session:
         y, kept = session.run(None, {"x": x})
