@@ -8,6 +8,7 @@ drains.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,8 @@ from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment
+
+log = logging.getLogger("outrider.worker")
 
 
 class InputPort:
@@ -245,7 +248,10 @@ class LoadedSession:
     def unload(self) -> None:
         """Forget the programs; mappings go when nothing refers to them."""
         for unload in self._unloads:
-            unload()
+            try:
+                unload()
+            except (Exception, SystemExit):  # anyone's unload(): the others must not suffer from it
+                log.exception("provider %s failed to unload a unit", self.provider_name)
         self._unloads.clear()
         self._lanes.clear()
         for bell in (*self._bells.values(), *self._slot_bells):

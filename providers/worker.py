@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from typing import Any, NoReturn
 
 import msgpack
@@ -31,7 +30,7 @@ from outrider.providers.contract import Claim, Context, Decline, Provider, Provi
 from outrider.providers.host import LoadedSession
 from outrider.providers.loading import load_provider
 from outrider.providers.wire import messages
-from outrider.providers.wire.failures import error_to_plain
+from outrider.providers.wire.failures import error_to_plain, plain, text_of
 from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.pack import unpack_graph
 from outrider.shm.descriptors import DescriptorChannel
@@ -124,8 +123,9 @@ class Worker:
             self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger))
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
-            story = "" if known else traceback.format_exc()[-65536:]
+            told = error_to_plain(error)
+            reason = told["message"] if known else f"{told['type']}: {told['message']}"
+            story = "" if known else told["traceback"]
             self.control.send(messages.StartFailed(boot["incarnation"], reason, story))
             self.control.finish()
             raise SystemExit(EXIT_START) from error
@@ -190,15 +190,15 @@ class Worker:
         declines: list[dict[str, Any]] = []
         error: dict[str, Any] | None = None
         try:
-            plain = unpack_graph(message.graph)
-            graph = self._constants(message.session, message.weights).graph(plain)
+            packed = unpack_graph(message.graph)
+            graph = self._constants(message.session, message.weights).graph(packed)
             known = {id(node): node.index for node in graph.nodes}
             for answer in self._answers(graph):
                 if isinstance(answer, Claim):
                     nodes = [self._index(known, node) for node in answer.nodes]
                     claims.append({"nodes": nodes, "reference": answer.reference})
                 else:
-                    declines.append({"node": self._index(known, answer.node), "reason": str(answer.reason)})
+                    declines.append({"node": self._index(known, answer.node), "reason": text_of(answer.reason)})
         except (Exception, SystemExit) as caught:  # a provider may raise anything in claim()
             claims, declines, error = [], [], error_to_plain(caught)
         return messages.Claims(message.session, message.round, claims, declines, error)
@@ -230,8 +230,8 @@ class Worker:
         try:
             loaded = LoadedSession(message, self.provider, self.name, self._take, constants, self.control.send)
         except (OutriderError, OSError, MemoryError) as error:
-            plain = error_to_plain(error)
-            refused = [{"partition": -1, "unit": -1, "reason": plain["message"], "traceback": plain["traceback"]}]
+            told = error_to_plain(error)
+            refused = [{"partition": -1, "unit": -1, "reason": told["message"], "traceback": told["traceback"]}]
         else:
             refused = loaded.refused
             if refused:
@@ -253,13 +253,20 @@ class Worker:
     def stats(self) -> dict[str, Any]:
         """{provider: its own counters, sessions: those of each session by its number}."""
         sessions = {str(number): loaded.stats() for number, loaded in self.sessions.items()}
-        return {"provider": dict(self.provider.stats()), "sessions": sessions}
+        try:
+            told = plain(dict(self.provider.stats()))
+        except Exception as error:  # anyone's stats()
+            told = {"error": f"stats() raised {type(error).__name__}: {text_of(error)}"}
+        return {"provider": told, "sessions": sessions}
 
     def close(self) -> None:
         """Forget all sessions, close the provider, send what is still queued."""
         for session in list(self.sessions):
             self.unload(session)
-        self.provider.close()
+        try:
+            self.provider.close()
+        except (Exception, SystemExit):  # anyone's close()
+            log.exception("provider %s failed to close", self.name)
         self.control.finish()
 
 

@@ -39,6 +39,7 @@ log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
 OUTPUT_BYTES = 64 * 1024
+DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
     "from outrider.providers.worker import main; main(int(sys.argv[1]))"
@@ -131,6 +132,7 @@ class Monitor(threading.Thread):
 
     def __init__(self, start_deadline: float) -> None:
         super().__init__(name="outrider-monitor", daemon=True)
+        _check_descriptors()
         self.start_deadline = start_deadline
         self.workers: list[Worker] = []
         self.listeners: dict[int, Listener] = {}
@@ -468,6 +470,20 @@ class Monitor(threading.Thread):
         os.close(self._pidfd)
         os.close(self._listener)
         os.close(self._folder)
+
+
+def _check_descriptors() -> None:
+    """ZeroMQ ends the process when it finds no descriptor for its threads: see to it that there are some."""
+    held: list[int] = []
+    try:
+        for _ in range(DESCRIPTORS):
+            held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        reason = f"a fleet needs {DESCRIPTORS} file descriptors and {len(held)} are left ({error.strerror})"
+        raise ProviderUnavailableError(f"no worker can be started: {reason}; raise ulimit -n", reason=reason) from error
+    finally:
+        for fd in held:
+            os.close(fd)
 
 
 def _bound_without_a_name(router: zmq.Socket[bytes]) -> tuple[int, int]:

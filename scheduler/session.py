@@ -78,11 +78,13 @@ class InferenceSession:
             self._fleet = fleet
             for worker in workers:
                 fleet.revive(worker)
-            bells = [Doorbell() for _ in range(chosen.max_in_flight)]
+            bells: list[Doorbell] = []
+            self._resources.bells = bells
+            for _ in range(chosen.max_in_flight):
+                bells.append(Doorbell())
             number = fleet.next_session()
             deployer = Deployer(fleet, number, loaded.store.seal(), bells, chosen.load_deadline)
             runner = Runner(bells)
-            self._resources.bells = bells
             self._resources.deployer = deployer
             self._resources.runner = runner
             self._resources.workers = workers
