@@ -35,7 +35,6 @@ from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
 from outrider.shm.doorbell import Doorbell
 
-
 INTERRUPTED_SECONDS = 0.5  # a worker in a long run gets that much more when the user pressed Ctrl-C
 
 

@@ -14,6 +14,7 @@ from outrider.providers.wire.graph import Node, Value
 from outrider.shm import memory
 from outrider.shm.errors import OutOfMemoryError, OutriderError
 
+
 def text_of(value: Any) -> str:
     """`str(value)` of whatever a provider may hand over: what has no text, or none that UTF-8 can carry, included."""
     try:
