@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from outrider.providers.adapters import compile_unit
 from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
+from outrider.providers.steady import Call, Steady
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
 from outrider.providers.wire.messages import Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
-from outrider.shm.board import ENCODED, NONE, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
+from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
@@ -62,12 +63,13 @@ class InputPort:
 class Lane:
     """A partition in one run slot: the words it waits for, and the last run it served."""
 
-    __slots__ = ("partition", "slot", "last", "ports")
+    __slots__ = ("partition", "slot", "last", "ports", "steady")
 
     def __init__(self, partition: Partition, slot: int) -> None:
         self.partition = partition
         self.slot = slot
         self.last = 0
+        self.steady: Steady | None = None
         self.ports = tuple((port.reader.word, port.edge) for port in partition.inputs)
 
     def ready(self) -> int:
@@ -93,13 +95,16 @@ class Partition:
         self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
         self.done = plan.done
 
-    def run(self, slot: int) -> list[tuple[int, int]] | None:
-        """Run the units; (edge, layout number) of each published output, or None when an input is void."""
+    def run(self, slot: int) -> Outcome | None:
+        """Run the units; None when an input is void."""
         known: dict[str, Any] = {"": None}
+        read: list[tuple[BoardReader, int, int]] = []
+        calls: list[Call] | None = []
         for port in self.inputs:
             number = number_of(port.reader.word(port.edge, slot))
             if number == VOID:
                 return None
+            read.append((port.reader, port.edge, number))
             if port.name:
                 known[port.name] = port.value(slot, number)
         numbers: dict[str, int] = {}
@@ -109,10 +114,28 @@ class Partition:
                 results = unit.run(slot, arguments)
             except (Exception, SystemExit) as error:  # a provider may raise anything
                 fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
+            call = unit.repeatable()
+            if call is None or not all(map(_stays, arguments)):
+                calls = None
+            elif calls is not None:
+                calls.append((unit.unit, call, arguments))
             for port_out, (number, value) in zip(unit.outputs, results, strict=True):
                 known[port_out.name] = value
                 numbers[port_out.name] = number
-        return [(edge, numbers[name]) for name, edge in self.outputs]
+        return Outcome([(edge, numbers[name]) for name, edge in self.outputs], read, calls)
+
+
+def _stays(argument: Any) -> bool:
+    """True for what is at the same place in each run under this layout."""
+    return argument is None or (type(argument) is np.ndarray and argument.dtype != object)
+
+
+class Outcome(NamedTuple):
+    """What a partition's run gave: (edge, layout number) to publish; what it read; calls, if they can be repeated."""
+
+    published: list[tuple[int, int]]
+    read: list[tuple[BoardReader, int, int]]
+    calls: list[Call] | None
 
 
 class LoadedSession:
@@ -214,27 +237,44 @@ class LoadedSession:
         return any_ready
 
     def _serve(self, lane: Lane, run: int, bells: Sequence[Doorbell], last: bool) -> None:
-        partition, slot, board = lane.partition, lane.slot, self._board
         lane.last = run
         try:
-            published = partition.run(slot)
+            if lane.steady is not None and lane.steady.fits(run):
+                lane.steady.repeat(run)
+            else:
+                lane.steady = None
+                self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
-            published = None
-            self._send(Failed(self.session, self.generation, run, slot, partition.number, error_to_plain(error)))
-        if published is None:
-            self._pool.give_back_all()
-            for _, edge in partition.outputs:
-                board.void(edge, slot, run)
-            board.void(partition.done, slot, run)
-        else:
-            for edge, number in published:
-                board.publish(edge, slot, run, number)
-            self._pool.published()
-            board.publish(partition.done, slot, run, 1)
+            number = lane.partition.number
+            self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
+            self._void(lane, run)
         for bell in bells:
             bell.ring()
         if last:
-            self._slot_bells[slot].ring()
+            self._slot_bells[lane.slot].ring()
+
+    def _run(self, lane: Lane, run: int) -> None:
+        """The general way: whatever the inputs are, wherever they lie."""
+        partition, slot, board = lane.partition, lane.slot, self._board
+        outcome = partition.run(slot)
+        if outcome is None:
+            self._void(lane, run)
+            return
+        for edge, number in outcome.published:
+            board.publish(edge, slot, run, number)
+        self._pool.published()
+        board.publish(partition.done, slot, run, 1)
+        if outcome.calls is not None and STRONG_ORDER:
+            lane.steady = Steady(
+                board, self._places, slot, outcome.read, outcome.calls, outcome.published, partition.done
+            )
+
+    def _void(self, lane: Lane, run: int) -> None:
+        """Nothing of this run will come from here: whoever waits shall not wait in vain."""
+        self._pool.give_back_all()
+        for _, edge in lane.partition.outputs:
+            self._board.void(edge, lane.slot, run)
+        self._board.void(lane.partition.done, lane.slot, run)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this session in this worker."""

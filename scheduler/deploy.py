@@ -13,14 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
+from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
-from outrider.shm.board import BoardReader, BoardWriter
+from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases
 from outrider.shm.places import Places
@@ -72,6 +75,11 @@ class Generation:
     partition_nodes: list[list[str]]
     partitions_of: dict[int, set[int]]  # board -> its partitions
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
+
+    def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
+        """The array that a layout of a worker's segment describes; read-only, and its contents change with each run."""
+        dtype = numpy_dtype(BY_NUMBER[layout.dtype])
+        return self.sides[board].reader.segment.array(layout.offset, dtype, layout.shape)
 
 
 class _Numbering:
