@@ -26,7 +26,6 @@ from outrider.shm.errors import LayoutError, OutOfMemoryError
 from outrider.shm.ranges import Intervals
 
 
-
 def _segment_bytes(memory: int) -> int:
     """A power of two of at least twice the machine's memory, 64 GiB to 1 TiB.
 
