@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from outrider import __version__
 from outrider.scheduler import errors
-from outrider.tools import doctor, inspect, run
+from outrider.tools import bench, doctor, inspect, run
 from outrider.tools.inputs import DataFileError
 
 USAGE, FAILED = 2, 3
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"outrider {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (run, inspect, doctor):
+    for module in (run, inspect, doctor, bench):
         module.add_parser(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
