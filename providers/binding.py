@@ -115,6 +115,8 @@ class BoundUnit:
     def _results(self, slot: int, binding: _Binding, returned: Sequence[Any]) -> list[tuple[int, Any]]:
         if not self.outputs:  # nobody reads what it makes
             return []
+        if not isinstance(returned, (list, tuple)):
+            raise self._broken(self.unit.nodes[-1].name, "a list of outputs", type(returned).__name__)
         if len(returned) != len(self.outputs):
             raise self._broken(self.unit.nodes[-1].name, f"{len(self.outputs)} outputs", f"{len(returned)}")
         results: list[tuple[int, Any]] = []

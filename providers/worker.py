@@ -1,4 +1,4 @@
-"""The worker process: `python -c "... worker.main(boot_fd)"`, started by the coordinator's monitor thread.
+"""The worker process: `python -c "... worker.main(boot_fd, path)"`, started by the coordinator's monitor thread.
 
 Two threads. *main* owns the provider: it imports it, answers claims, compiles, and runs partitions, blocked on the
 worker's doorbell in between. *control* owns the ZeroMQ socket and watches the coordinator's pidfd; it passes messages
@@ -12,6 +12,7 @@ numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`.
 from __future__ import annotations
 
 import collections
+import io
 import logging
 import os
 import platform
@@ -28,7 +29,7 @@ import zmq
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Claim, Context, Decline, Provider, ProviderContractError
 from outrider.providers.host import LoadedSession
-from outrider.providers.loading import load_provider
+from outrider.providers.loading import BUILT_IN, load_provider
 from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_to_plain, plain, text_of
 from outrider.providers.wire.graph import Graph
@@ -270,12 +271,16 @@ class Worker:
         self.control.finish()
 
 
-def main(boot_fd: int) -> NoReturn:
-    """Entry point; never returns."""
+def main(boot_fd: int, path: list[str]) -> NoReturn:
+    """Entry point; never returns. `path`: the coordinator's `sys.path`, for a provider that is not ours."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(boot_fd, "rb") as file:
         boot = msgpack.unpackb(file.read(), strict_map_key=False)
     die_with_parent(boot["parent"])
+    if boot["kind"] not in BUILT_IN:
+        sys.path[:] = path
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a provider printed must not be lost when it crashes
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     worker = Worker(boot)
     worker.start()

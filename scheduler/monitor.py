@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -40,9 +39,10 @@ log = logging.getLogger("outrider.fleet")
 STOP_SECONDS = 5.0
 OUTPUT_BYTES = 64 * 1024
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
+# While a worker imports itself, the folders of argv[3] come last: a numpy.py beside a model is not NumPy.
 _BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
-    "from outrider.providers.worker import main; main(int(sys.argv[1]))"
+    "import sys, json; path, late = map(json.loads, sys.argv[2:4]); sys.path[:] = sorted(path, key=late.__contains__); "
+    "from outrider.providers.worker import main; main(int(sys.argv[1]), path)"
 )
 
 
@@ -134,6 +134,7 @@ class Monitor(threading.Thread):
         super().__init__(name="outrider-monitor", daemon=True)
         _check_descriptors()
         self.start_deadline = start_deadline
+        self.patience = STOP_SECONDS
         self.workers: list[Worker] = []
         self.listeners: dict[int, Listener] = {}
         self._owner = os.getpid()
@@ -310,10 +311,8 @@ class Monitor(threading.Thread):
             }
             os.write(boot, msgpack.packb(record))
             os.lseek(boot, 0, os.SEEK_SET)
-            # As the import system does, it skips what is no text.
-            path = json.dumps([os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)])
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(boot), path],  # -P: no module of the current folder comes first
+                [sys.executable, "-P", "-c", _BOOT, str(boot), *_paths()],  # -P: Python adds no folder of its own
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=writer,
@@ -422,7 +421,7 @@ class Monitor(threading.Thread):
                 self._bury(worker, instruction)
             elif isinstance(instruction, lifecycle.SendStop):
                 self._send(worker, messages.pack(messages.Stop()))
-                worker.deadline = (time.monotonic() + STOP_SECONDS, STOP_SECONDS)
+                worker.deadline = (time.monotonic() + self.patience, self.patience)
             elif isinstance(instruction, lifecycle.Kill):
                 self._kill(worker)
 
@@ -493,16 +492,35 @@ def _bound_without_a_name(router: zmq.Socket[bytes]) -> tuple[int, int]:
     coordinator that is killed leaves no file behind. It is bound through the folder's descriptor, as paths of sockets
     end at 107 bytes; that stays open while the socket does, which removes its file by that name when it closes.
     """
-    path = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
-    folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        path = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
+    except OSError as error:
+        reason = f"no folder for the control socket can be made ({error.strerror}); set TMPDIR to one"
+        raise ProviderUnavailableError(f"no worker can be started: {reason}", reason=reason) from error
+    folder = -1
+    try:
+        folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         router.bind(f"ipc:///proc/self/fd/{folder}/c")
         return folder, os.open(f"{path}/c", os.O_PATH | os.O_CLOEXEC)
     except BaseException:
-        os.close(folder)
+        if folder >= 0:
+            os.close(folder)
         raise
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # unlike rmtree, this needs no descriptor
+            os.unlink(f"{path}/c")
+        os.rmdir(path)
+
+
+def _paths() -> tuple[str, str]:
+    """The worker's `sys.path` and the folders that come last in it at first, as JSON."""
+    try:
+        here = [os.getcwd()]
+    except OSError:  # it was removed
+        here = []
+    # As the import system does, this skips what is no text; what is relative means nothing without a current folder.
+    path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and (here or os.path.isabs(entry))]
+    return json.dumps(path), json.dumps(here)
 
 
 def environment(worker: Worker) -> dict[str, str]:

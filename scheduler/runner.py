@@ -303,7 +303,10 @@ class Runner:
             side = generation.sides[board]
             if side.worker.name == death.provider and run_of(side.reader.word(edge, slot.index)) != run:
                 nodes = generation.partition_nodes[partition]
-                story = f"{death.message} It owed partition {partition} ({first_names(nodes)})."
+                first, *output = death.message.splitlines()  # then what it wrote
+                how, about, rest = first.partition(" Its last output:")
+                owed = f"{how} It owed partition {partition} ({first_names(nodes)}).{about}{rest}"
+                story = "\n".join([owed, *output])
                 return WorkerDiedError(story, **{**death.fields(), "partition": partition, "nodes": nodes})
         return death.again()
 

@@ -31,9 +31,13 @@ from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
+from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
 from outrider.shm.doorbell import Doorbell
+
+
+INTERRUPTED_SECONDS = 0.5  # a worker in a long run gets that much more when the user pressed Ctrl-C
 
 
 class InferenceSession:
@@ -46,6 +50,7 @@ class InferenceSession:
     after it.
     """
 
+    @limits_told()
     def __init__(
         self,
         model: Any,
@@ -171,6 +176,7 @@ class InferenceSession:
         assert isinstance(ref, TensorRef)
         return self._loaded.store.read(ref)
 
+    @limits_told()
     def _revive(self) -> None:
         """Start dead workers again and load a new generation; the session is as good as new after it."""
         with self._lock:
@@ -239,8 +245,15 @@ class InferenceSession:
     def __enter__(self) -> InferenceSession:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._resources.own_fleet is not None:
+            self._resources.own_fleet.monitor.patience = INTERRUPTED_SECONDS
         self.close()
+
+    def __repr__(self) -> str:
+        of = "" if self._resources.loaded is None else f" of {self._resources.loaded.path}"
+        workers = ", ".join(worker.name for worker in self._resources.workers)
+        return f"<InferenceSession{of} on {workers}{'' if self._finalizer.alive else ' (closed)'}>"
 
     # Not built yet -------------------------------------------------------------------------------------------------
     def _later(self, method: str) -> NoReturn:
