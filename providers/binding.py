@@ -52,6 +52,7 @@ class _Binding:
     numbers: list[int] = field(default_factory=list)  # layout number per output, -1 where the run returns a value
     arrays: list[np.ndarray | None] = field(default_factory=list)
     blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (block, offset, bytes) in the output pool
+    spilled: bool = False  # a large result has a place in the segment because the pool had no room for it
 
 
 class BoundUnit:
@@ -89,7 +90,7 @@ class BoundUnit:
     def repeatable(self) -> Run | None:
         """The bound callable of the last run, if calling it again with the same arrays is all there is to do."""
         last = self._last
-        if last is None or last.blocks or -1 in last.numbers:
+        if last is None or last.blocks or last.spilled or -1 in last.numbers:
             return None
         return last.run
 
@@ -146,6 +147,8 @@ class BoundUnit:
             binding.numbers[i] = number
             if block is not None:
                 binding.blocks.append(block)
+            elif self.outputs[i].result and array.nbytes > LEASE_BYTES:
+                binding.spilled = True
             held = array.view()
             held.flags.writeable = False
             binding.arrays[i] = held

@@ -36,7 +36,6 @@ from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
 from outrider.shm.doorbell import Doorbell
 
-
 INTERRUPTED_SECONDS = 0.5  # a worker in a long run gets that much more when the user pressed Ctrl-C
 
 

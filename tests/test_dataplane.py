@@ -24,6 +24,7 @@ from onnx import TensorProto
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.slots import Slots
+from outrider.scheduler.steady import SteadyRun
 from outrider.shm.board import BoardWriter
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
@@ -114,10 +115,16 @@ def _interrupted(patch: pytest.MonkeyPatch, kind: type, method: str, call: int) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "call"), [(Runner, "_wait", 1), *[(BoardWriter, "publish", call) for call in (1, 2, 3)]]
+    ("kind", "method", "call", "steady"),
+    [
+        (Runner, "_wait", 1, False),
+        *[(BoardWriter, "publish", call, False) for call in (1, 2, 3)],
+        (SteadyRun, "start", 1, True),
+        (SteadyRun, "ended", 1, True),
+    ],
 )
 def test_after_an_interrupt_the_next_run_is_right_and_no_block_is_lost(
-    fleet: Fleet, kind: type, method: str, call: int
+    fleet: Fleet, kind: type, method: str, call: int, steady: bool
 ) -> None:
     both = model([node("Add", "x z", "y")], [tensor("x", ["N"]), tensor("z", ["N"])], [tensor("y", None)])
     options = SessionOptions(fleet=fleet, output_memory=1 << 19, max_in_flight=1)
@@ -126,7 +133,7 @@ def test_after_an_interrupt_the_next_run_is_right_and_no_block_is_lost(
         for _ in range(4):
             with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
                 _interrupted(patch, kind, method, call)
-                session.run(None, {"x": LARGE, "z": LARGE})
+                session.run(None if steady else ["y"], {"x": LARGE, "z": LARGE})
         before = session.stats()["copies"]
         (y,) = session.run(None, {"x": LARGE + 1, "z": LARGE + 2})
         assert (y == 3).all()
