@@ -61,13 +61,19 @@ class InputPort:
 
 
 class Lane:
-    """A partition in one run slot: the words it waits for, and the last run it served."""
+    """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
 
-    __slots__ = ("partition", "slot", "last", "ports", "steady")
+    `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
+    earlier, so nobody looks at them until this lane has served the run.
+    """
 
-    def __init__(self, partition: Partition, slot: int) -> None:
+    __slots__ = ("partition", "slot", "last", "ports", "steady", "bells", "followers")
+
+    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
         self.partition = partition
         self.slot = slot
+        self.bells = tuple(bells)
+        self.followers: list[Lane] = []
         self.last = 0
         self.steady: Steady | None = None
         self.ports = tuple((port.reader.word, port.edge) for port in partition.inputs)
@@ -83,6 +89,31 @@ class Lane:
             if run_of(read(edge, slot)) != run:
                 return 0
         return run
+
+
+class LaneGroup:
+    """The lanes of one slot: `waiting` are those that may become ready now, in the order of the plan."""
+
+    def __init__(self) -> None:
+        self.first: list[Lane] = []  # those that wait for no lane of this worker
+        self.count = 0
+        self.waiting: list[Lane] = []
+        self.left = 0
+
+    def add(self, lane: Lane, after: Lane | None) -> None:
+        """Add a lane; `after` is the one of this group that it follows."""
+        (self.first if after is None else after.followers).append(lane)
+        self.count += 1
+        self.waiting, self.left = list(self.first), self.count
+
+    def served(self, position: int) -> None:
+        """The lane at this position of `waiting` has served the run of the slot; after the last one all wait anew."""
+        lane = self.waiting.pop(position)
+        self.left -= 1
+        if self.left:
+            self.waiting += lane.followers
+        else:
+            self.waiting, self.left = list(self.first), self.count
 
 
 class Partition:
@@ -178,13 +209,17 @@ class LoadedSession:
             message.pool_blocks,
             limit=message.pool_bytes,
         )
-        self._lanes: list[tuple[Lane, tuple[Doorbell, ...], bool]] = []
+        self._groups = [LaneGroup() for _ in range(slots)]
+        lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
         for body in message.partitions:
             plan = plan_of(body)
             partition = self._partition(plan, message, readers)
-            if partition is not None:
-                bells = tuple(self._bells[board] for board in plan.rings)
-                self._lanes += [(Lane(partition, slot), bells, plan.last) for slot in range(slots)]
+            if partition is None:
+                continue
+            for slot, group in enumerate(self._groups):
+                bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
+                lane = lanes[plan.partition, slot] = Lane(partition, slot, bells)
+                group.add(lane, lanes.get((plan.after, slot)))
 
     def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
         ports = {one["name"]: OutputPort(one["name"], one["edge"], one["result"]) for one in plan.outputs}
@@ -229,14 +264,20 @@ class LoadedSession:
     def poll(self) -> bool:
         """Run every lane that is ready, in order; True when one was."""
         any_ready = False
-        for lane, bells, last in self._lanes:
-            run = lane.ready()
-            if run:
-                any_ready = True
-                self._serve(lane, run, bells, last)
+        for group in self._groups:
+            position = 0
+            while position < len(group.waiting):
+                lane = group.waiting[position]
+                run = lane.ready()
+                if run:
+                    any_ready = True
+                    self._serve(lane, run)
+                    group.served(position)
+                else:
+                    position += 1
         return any_ready
 
-    def _serve(self, lane: Lane, run: int, bells: Sequence[Doorbell], last: bool) -> None:
+    def _serve(self, lane: Lane, run: int) -> None:
         lane.last = run
         try:
             if lane.steady is not None and lane.steady.fits(run):
@@ -248,10 +289,8 @@ class LoadedSession:
             number = lane.partition.number
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run)
-        for bell in bells:
+        for bell in lane.bells:
             bell.ring()
-        if last:
-            self._slot_bells[lane.slot].ring()
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""
@@ -293,7 +332,7 @@ class LoadedSession:
             except (Exception, SystemExit):  # anyone's unload(): the others must not suffer from it
                 log.exception("provider %s failed to unload a unit", self.provider_name)
         self._unloads.clear()
-        self._lanes.clear()
+        self._groups.clear()
         for bell in (*self._bells.values(), *self._slot_bells):
             bell.close()
 

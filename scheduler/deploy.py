@@ -23,6 +23,7 @@ from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
+from outrider.scheduler.waves import own_before
 from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases
@@ -114,6 +115,10 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
     plan = blueprint.plan
     crossing = {edge.value: edge for edge in blueprint.edges if edge.producer != CALLER}
     graphs = UnitGraphs(blueprint.graph)
+    after = own_before(
+        [partition.provider for partition in plan.partitions],
+        [(edge.producer, consumer) for edge in crossing.values() for consumer in edge.consumers],
+    )
     made: list[messages.PartitionPlan] = []
     for number, partition in enumerate(plan.partitions):
         own = [blueprint.interfaces[unit] for unit in partition.units]
@@ -139,6 +144,7 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
                 rings=rings,
                 done=numbering.done[number],
                 last=not waiting,
+                after=after[number],
             )
         )
     return made
