@@ -535,7 +535,6 @@ def environment(worker: Worker) -> dict[str, str]:
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_THREAD_TIMEOUT": "4",  # the default burns 112 ms of CPU after each GEMM
         "OMP_WAIT_POLICY": "passive",
-
     }
     return {**os.environ, **fixed, **worker.spec.env}
 

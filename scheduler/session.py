@@ -33,6 +33,7 @@ from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
+from outrider.scheduler.steady import Signature
 from outrider.shm.doorbell import Doorbell
 
 INTERRUPTED_SECONDS = 0.5  # a worker in a long run gets that much more when the user pressed Ctrl-C
@@ -103,6 +104,7 @@ class InferenceSession:
             raise
         self._loaded: LoadedModel = self._placer.loaded
         self._inputs = tuple(self._loaded.inputs)
+        self._signature: Signature | None = None
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
 
@@ -126,12 +128,22 @@ class InferenceSession:
         """
         self._check_open()
         checked_run_options(run_options)
-        feeds = check_feeds(self._inputs, self._loaded.defaults, input_feed, output_names, self._outputs)
-        wanted = requested_outputs(output_names, self._outputs)
+        signature = self._signature
+        feeds = input_feed
+        if output_names is None and signature is not None and signature.fits(input_feed):
+            wanted = self._outputs
+        else:
+            feeds = check_feeds(self._inputs, self._loaded.defaults, input_feed, output_names, self._outputs)
+            wanted = requested_outputs(output_names, self._outputs)
+            signature = Signature.of(feeds) if output_names is None else None
+            self._signature = signature
         if self._runner.death is not None:
             self._revive()
         made = self._blueprint_outputs()
-        results = self._runner.run(feeds, self._defaults, [name for name in dict.fromkeys(wanted) if name in made])
+        computed = [name for name in dict.fromkeys(wanted) if name in made]
+        results = self._runner.run(feeds, self._defaults, computed, signature)
+        if len(computed) == len(wanted):
+            return [results[name] for name in wanted]
         returned: list[Any] = []
         given: set[str] = set()
         for name in wanted:

@@ -7,7 +7,7 @@ import time
 
 import numpy
 
-from outrider.providers.contract import Claim, Decline, Provider
+from outrider.providers.contract import Claim, Decline, Program, Provider
 
 
 class MyProvider(Provider):
@@ -218,5 +218,31 @@ class Grouped(Provider):
                 read = [known[value.name] for value in node.inputs]
                 known[node.outputs[0].name] = self.OPERATORS[node.op_type](*read)
             return [known[value.name] for value in unit.outputs]
+
+        return run
+
+
+class Touchy(Provider):
+    """Runs in place-bound form, and fails on what its input holds: raises for a first element of -13, dies for -666."""
+
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]
+
+    def compile(self, unit):
+        return TouchyProgram()
+
+
+class TouchyProgram(Program):
+    def bind(self, inputs, place):
+        x = inputs[0]
+        y = place(0, "float32", x.shape)
+
+        def run(_):
+            if x.flat[0] == -13:
+                raise ArithmeticError("unlucky")
+            if x.flat[0] == -666:
+                os.kill(os.getpid(), signal.SIGKILL)
+            numpy.maximum(x, 0, y)
+            return [None]
 
         return run

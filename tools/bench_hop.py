@@ -41,7 +41,8 @@ def rows(rounds: int) -> list[dict[str, Any]]:
         calls: dict[str, Callable[[], object]] = {"ZeroMQ ROUTER/DEALER echo, 64 B": stack.enter_context(_echo())}
         fleet = stack.enter_context(Fleet(["null", "null:1"]))
         for length in LENGTHS:
-            calls[f"{length} partition{'s' if length > 1 else ''}, 64 B"] = stack.enter_context(_chain(fleet, length, 64))
+            name = f"{length} partition{'s' if length > 1 else ''}, 64 B"
+            calls[name] = stack.enter_context(_chain(fleet, length, 64))
         for nbytes in LARGE:
             calls[f"2 partitions, {nbytes >> 10} KiB"] = stack.enter_context(_chain(fleet, 2, nbytes))
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}

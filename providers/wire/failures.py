@@ -43,7 +43,12 @@ def error_to_plain(error: BaseException) -> dict[str, Any]:
     """`{type, message, fields, traceback}` of any exception; only an OutriderError has fields."""
     story = text_of("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     fields = {name: plain(value) for name, value in error.fields().items()} if isinstance(error, OutriderError) else {}
-    return {"type": text_of(type(error).__name__), "message": text_of(error), "fields": fields, "traceback": story[-65536:]}
+    return {
+        "type": text_of(type(error).__name__),
+        "message": text_of(error),
+        "fields": fields,
+        "traceback": story[-65536:],
+    }
 
 
 def error_from_plain(told: dict[str, Any], kinds: Iterable[type[OutriderError]]) -> OutriderError | None:
