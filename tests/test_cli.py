@@ -398,3 +398,20 @@ def test_ctrl_c_ends_a_long_run(folder):
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.endswith("outrider: interrupted\n")
+
+
+def test_names_of_a_model_do_not_command_the_terminal(tmp_path):
+    tensor = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"], name="\x1b[2Jrelu")],
+        "g",
+        [tensor("x", TensorProto.FLOAT, [1])],
+        [tensor("y", TensorProto.FLOAT, [1])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "e.onnx")
+    code, out, _ = call(tmp_path, "inspect", "e.onnx")
+    assert code == 0
+    assert "\\x1b[2Jrelu" in out
+    code, _, err = call(tmp_path, "run", "e.onnx", "--providers", "null,cpu", "--pin", "\x1b[0m=cpu")
+    assert code == 2
+    assert "\x1b" not in out + err

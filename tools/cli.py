@@ -21,6 +21,7 @@ from outrider import __version__
 from outrider.scheduler import errors
 from outrider.tools import bench, doctor, inspect, run
 from outrider.tools.inputs import DataFileError
+from outrider.tools.text import visible
 
 USAGE, FAILED = 2, 3
 _TRACEBACK = "Traceback (most recent call last):"
@@ -143,7 +144,7 @@ def _fail(text: str, code: int, debug: bool, error: errors.OutriderError | None 
         text = text[: text.index(_TRACEBACK)].rstrip() + _HINT
     elif getattr(error, "remote_traceback", None):
         text += _HINT
-    first, *others = f"outrider: {text}".splitlines()
+    first, *others = visible(f"outrider: {text}").splitlines()
     print(textwrap.fill(first, 100, break_long_words=False, break_on_hyphens=False), *others, sep="\n", file=sys.stderr)
     return code
 

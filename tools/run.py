@@ -16,7 +16,7 @@ from outrider.scheduler.report import PlacementReport
 from outrider.tools.agree import TOLERANCE, agree
 from outrider.tools.inputs import flatten, free_dimensions, make_inputs, read_inputs, read_npz, restore, write_npz
 from outrider.tools.opening import add_model_arguments, model_path, open_session, parse_pairs, progress
-from outrider.tools.text import milliseconds, plain, row, summarize, table
+from outrider.tools.text import milliseconds, plain, row, summarize, table, visible
 
 
 def add_parser(commands: Any) -> None:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(plain(document), indent=2))
     else:
-        print("\n".join(_text(facts, expected is not None, args.save)))
+        print(visible("\n".join(_text(facts, expected is not None, args.save))))
     return 1 if differs else 0
 
 
