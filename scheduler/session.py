@@ -42,8 +42,12 @@ INTERRUPTED_SECONDS = 0.5  # a worker in a long run gets that much more when the
 class InferenceSession:
     """One model, placed on workers and ready to run.
 
-    `model`: path, bytes or ModelProto. `providers`: in priority order, see `outrider.scheduler.specs`; None means
-    ["cpu"]. `sess_options` (onnxruntime's position) or `options`: a SessionOptions. Raises the errors of options and
+        with InferenceSession("model.onnx", providers=["my_provider.py:MyProvider", "cpu"]) as session:
+            outputs = session.run(None, {"x": array})
+
+    `model`: path, bytes or ModelProto. `providers`: in priority order, 'cpu', 'null', 'package.module:Class',
+    'file.py:Class', any of them in a pair with a dict of its options, or a ProviderSpec; None means ["cpu"].
+    `sess_options` (onnxruntime's position) or `options`: a SessionOptions. Raises the errors of options and
     providers, then those of the model, before any process starts; then ProviderUnavailableError, UnsupportedOpError,
     PinDeclinedError, ClaimBrokenError and their kin. A context manager; `close` is idempotent, and results stay valid
     after it.
