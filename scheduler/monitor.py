@@ -39,11 +39,13 @@ log = logging.getLogger("outrider.fleet")
 STOP_SECONDS = 5.0
 OUTPUT_BYTES = 64 * 1024
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
-# While a worker imports itself, the folders of argv[3] come last: a numpy.py beside a model is not NumPy.
+# Without the folders of argv[3] while a worker imports itself: a numpy.py beside a model is not NumPy.
 _BOOT = (
-    "import sys, json; path, late = map(json.loads, sys.argv[2:4]); sys.path[:] = sorted(path, key=late.__contains__); "
+    "import sys, json; path, without = map(json.loads, sys.argv[2:4]); "
+    "sys.path[:] = [entry for entry in path if entry not in without]; "
     "from outrider.providers.worker import main; main(int(sys.argv[1]), path)"
 )
+_NEEDED = ("outrider", "numpy", "zmq", "msgpack")
 
 
 class Listener(Protocol):
@@ -513,14 +515,15 @@ def _bound_without_a_name(router: zmq.Socket[bytes]) -> tuple[int, int]:
 
 
 def _paths() -> tuple[str, str]:
-    """The worker's `sys.path` and the folders that come last in it at first, as JSON."""
+    """The worker's `sys.path`, and what it does without until it has imported itself: the current folder. As JSON."""
     try:
         here = [os.getcwd()]
     except OSError:  # it was removed
         here = []
     # As the import system does, this skips what is no text; what is relative means nothing without a current folder.
     path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and (here or os.path.isabs(entry))]
-    return json.dumps(path), json.dumps(here)
+    ours = {os.path.dirname(os.path.dirname(str(sys.modules[name].__file__))) for name in _NEEDED}
+    return json.dumps(path), json.dumps([folder for folder in here if folder not in ours])
 
 
 def environment(worker: Worker) -> dict[str, str]:

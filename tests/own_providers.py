@@ -92,6 +92,8 @@ class Wrong(Provider):
             raise ZeroDivisionError("claim went wrong")
         if self.how == "claim returns":
             return 7
+        if self.how == "claim of a node":
+            return [Claim(graph.nodes[0])]
         if self.how == "foreign node":
             return [Claim(["Relu_0"])]
         nodes = [node for node in graph.nodes if node.op_type == "Relu"]
@@ -116,6 +118,10 @@ class Wrong(Provider):
             return [x.astype("float64")]
         if self.how == "rank":
             return [x[None]]
+        if self.how == "nothing":
+            return None
+        if self.how == "an array":
+            return x
         if self.how == "kind":
             return ["text"]
         if self.how == "raises":
@@ -125,6 +131,9 @@ class Wrong(Provider):
         if self.how == "writes input":
             x += 1
         if self.how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "prints and dies":
+            print("the cache is poisoned")
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "segfaults":
             ctypes.string_at(0)
@@ -169,6 +178,10 @@ class Slow(Provider):
 
 class NotAProvider:
     pass
+
+
+class Incomplete(Provider):
+    """Forgot to define anything."""
 
 
 class Grouped(Provider):

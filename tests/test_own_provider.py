@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import traceback
 
 import numpy as np
 import pytest
@@ -97,6 +98,8 @@ def test_compiled_once_per_signature() -> None:
         ("dtype", errors.ProviderContractError, "dtype float32"),
         ("rank", errors.ProviderContractError, "rank 2"),
         ("kind", errors.ProviderContractError, "str"),
+        ("nothing", errors.ProviderContractError, "a list of outputs for 'mine', it returned NoneType"),
+        ("an array", errors.ProviderContractError, "a list of outputs for 'mine', it returned ndarray"),
         ("raises", errors.KernelError, "the kernel went wrong"),
         ("exits", errors.KernelError, "SystemExit"),
         ("writes input", errors.KernelError, "read-only"),
@@ -124,6 +127,25 @@ def test_a_kernel_error_tells_the_node_and_its_inputs() -> None:
     assert (error.node, error.op, error.opset) == ("n0", "ai.onnx::Relu", 21)
     assert error.inputs == [{"name": "x", "dtype": "float32", "shape": [2, 4]}]
     assert "ArithmeticError" in error.remote_traceback and "_run" in error.remote_traceback
+    shown = "".join(traceback.format_exception(error))  # as Python shows an error that nobody catches
+    assert "In the worker:" in shown and "own_providers.py" in shown
+
+
+def test_what_a_provider_printed_before_it_died_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with (
+        InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": "prints and dies"})]) as session,
+        pytest.raises(errors.WorkerDiedError, match="SIGKILL") as caught,
+    ):
+        session.run(None, {"x": X})
+    first, *output = str(caught.value).splitlines()
+    assert first.endswith("It owed partition 0 (n0). Its last output:")
+    assert output == ["the cache is poisoned"]
+
+
+def test_a_provider_without_claim_is_told_so() -> None:
+    with pytest.raises(errors.ClaimBrokenError, match=r"Incomplete has no method claim\(self, graph\)"):
+        InferenceSession(chain("Relu"), providers=[own("Incomplete")])
 
 
 @pytest.mark.parametrize(
@@ -132,6 +154,7 @@ def test_a_kernel_error_tells_the_node_and_its_inputs() -> None:
         ("claim raises", errors.ClaimBrokenError, "claim went wrong"),
         ("claim returns", errors.ProviderContractError, "list of Claim"),
         ("foreign node", errors.ProviderContractError, "Node objects"),
+        ("claim of a node", errors.ClaimBrokenError, r"Claim\(\[node\]\)"),
         ("overlap", errors.ClaimError, "n0"),
         ("empty claim", errors.ClaimError, "empty"),
         ("compile", errors.UnsupportedOpError, "too big for me"),
