@@ -246,3 +246,29 @@ class TouchyProgram(Program):
             return [None]
 
         return run
+
+
+class Clipper(Provider):
+    """Clip by one bound. An omitted input keeps its position, with dtype 'undefined'; a trailing one is not there."""
+
+    def claim(self, graph):
+        answers = []
+        for node in graph.nodes:
+            kinds = " ".join(value.dtype for value in node.inputs)
+            answers.append(Claim([node]) if node.op_type == "Clip" else Decline(node, f"{node.op_type}: {kinds}"))
+        return answers
+
+    def compile(self, unit):
+        (node,) = unit.nodes
+        names = [value.name for value in node.inputs]
+        kinds = [value.dtype for value in node.inputs]
+        fed = [value.name for value in unit.inputs]
+
+        def run(inputs):
+            known = {**unit.constants, **dict(zip(fed, inputs, strict=True))}
+            if kinds == ["float32", "undefined", "float32"]:
+                return [numpy.minimum(known[names[0]], known[names[2]])]
+            assert kinds == ["float32", "float32"], kinds
+            return [numpy.maximum(known[names[0]], known[names[1]])]
+
+        return run

@@ -200,3 +200,15 @@ def test_a_typo_in_a_provider_says_what_is_missing(spec: str, words: str) -> Non
 def test_a_class_of_main_is_refused_with_the_way_out() -> None:
     with pytest.raises(errors.InvalidOptionError, match="file of its own"):
         InferenceSession(chain("Relu"), providers=["__main__:MyProvider"])
+
+
+def test_omitted_inputs_keep_their_position_and_trailing_ones_are_dropped() -> None:
+    nodes = [node("Clip", "x - top", "a"), node("Clip", "a low -", "b"), node("Resize", "b - s", "y")]
+    constants = {"top": np.float32(1), "s": np.array([1, 2], np.float32)}
+    low = tensor("low", [])
+    made = model(nodes, [tensor("x", ["N", 4]), low], [tensor("y", None)], constants)
+    with InferenceSession(made, providers=[own("Clipper"), "cpu"]) as session:
+        (y,) = session.run(None, {"x": X, "low": np.float32(-1)})
+        declines = session.placement().to_dict()["declines"]
+    np.testing.assert_array_equal(y, np.repeat(np.clip(X, -1, 1), 2, axis=1))
+    assert [one["reason"] for one in declines if one["op"] == "Resize"] == ["Resize: float32 undefined float32"]
