@@ -214,7 +214,8 @@ def test_doctor(folder):
 
 
 BAD_USAGE = [
-    (["run", "absent.onnx"], "absent.onnx"),
+    (["run", "absent.onnx"], "absent.onnx: there is no such file (the current folder is /"),
+    (["run", ""], "'': there is no such file"),
     (["run", "cut.onnx"], "cut.onnx"),
     (["run", "."], "."),
     (["run", "@nothing"], "@basic-pitch"),
