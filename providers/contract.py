@@ -131,7 +131,7 @@ class Provider:
 
     `merge`: neighbouring claims come as one unit. `per_signature`: `compile`'s callable serves only the shapes it was
     compiled for, and `compile` is called again, with concrete shapes in `unit.inputs`, for each new signature.
-    `accepts`: dtypes it can be handed, None for all.
+    `accepts`: dtypes it can be handed, None for all; a claim with an input or output of another is declined for it.
     """
 
     merge: bool = False

@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import msgpack
@@ -31,8 +32,9 @@ from outrider.providers.contract import Claim, Context, Decline, Provider, Provi
 from outrider.providers.host import LoadedSession
 from outrider.providers.loading import BUILT_IN, load_provider
 from outrider.providers.wire import messages
+from outrider.providers.wire.dtypes import NUMBER
 from outrider.providers.wire.failures import error_to_plain, plain, text_of
-from outrider.providers.wire.graph import Graph
+from outrider.providers.wire.graph import Graph, Node
 from outrider.providers.wire.pack import unpack_graph
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
@@ -79,7 +81,7 @@ class Control(threading.Thread):
         while True:
             ready = dict(poller.poll())
             if self._coordinator in ready:
-                os._exit(0)  # nobody is left to answer
+                os.killpg(0, signal.SIGKILL)  # nobody is left to answer; what a provider started goes too
             if self._wake.fileno() in ready:
                 self._wake.wait()
                 while self._outbox:
@@ -122,6 +124,7 @@ class Worker:
             self.provider = load_provider(boot["kind"])
             logger = logging.getLogger(f"outrider.provider.{self.name}")
             self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger))
+            self._check_attributes()
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
             told = error_to_plain(error)
@@ -137,6 +140,19 @@ class Worker:
                 os.getpid(), boot["incarnation"], self.provider.merge, self.provider.per_signature, accepts, versions
             )
         )
+
+    def _check_attributes(self) -> None:
+        """The options of the contract that are class attributes. Raises ProviderContractError."""
+        for name in ("merge", "per_signature"):
+            if not isinstance(getattr(self.provider, name), bool):
+                raise self._broken(f"{name} must be True or False", repr(getattr(self.provider, name))[:200])
+        accepts = self.provider.accepts
+        if accepts is None:
+            return
+        named = isinstance(accepts, (set, frozenset, list, tuple)) and all(isinstance(name, str) for name in accepts)
+        unknown = sorted(set(accepts) - set(NUMBER)) if named else [repr(accepts)[:200]]
+        if unknown:
+            raise self._broken("accepts must be None or a set of names like 'float32'", ", ".join(unknown))
 
     def loop(self) -> None:
         """Serve messages and runs until told to stop."""
@@ -197,7 +213,12 @@ class Worker:
             for answer in self._answers(graph):
                 if isinstance(answer, Claim):
                     nodes = [self._index(known, node) for node in answer.nodes]
-                    claims.append({"nodes": nodes, "reference": answer.reference})
+                    foreign = self._not_accepted(answer.nodes)
+                    if foreign:
+                        reason = f"it does not accept {', '.join(foreign)}"
+                        declines += [{"node": node, "reason": reason} for node in nodes]
+                    else:
+                        claims.append({"nodes": nodes, "reference": answer.reference})
                 else:
                     declines.append({"node": self._index(known, answer.node), "reason": text_of(answer.reason)})
         except (Exception, SystemExit) as caught:  # a provider may raise anything in claim()
@@ -212,6 +233,13 @@ class Worker:
             if not isinstance(answer, (Claim, Decline)):
                 raise self._broken("claim() must return a list of Claim and Decline", type(answer).__name__)
         return list(answers)
+
+    def _not_accepted(self, nodes: Sequence[Node]) -> list[str]:
+        """The dtypes of these nodes' inputs and outputs that the provider does not accept."""
+        if self.provider.accepts is None:
+            return []
+        dtypes = {value.dtype for node in nodes for value in (*node.inputs, *node.outputs)}
+        return sorted(dtypes - set(self.provider.accepts) - {"undefined"})
 
     def _index(self, known: dict[int, int], node: Any) -> int:
         index = known.get(id(node))

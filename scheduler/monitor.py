@@ -393,6 +393,7 @@ class Monitor(threading.Thread):
 
     def _exited(self, worker: Worker) -> None:
         assert worker.process is not None
+        self._kill(worker)  # what the provider started and left: until it is waited for, the group's number is its own
         code = worker.process.wait()
         self._unwatch(worker.pidfd)
         worker.pidfd = -1

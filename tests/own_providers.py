@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 import time
 
 import numpy
@@ -174,6 +175,29 @@ class Slow(Provider):
             return [numpy.maximum(inputs[0], 0)]
 
         return run
+
+
+class Narrow(MyProvider):
+    """Takes float16 only."""
+
+    accepts = frozenset({"float16"})
+
+
+class BadMerge(MyProvider):
+    merge = "yes"
+
+
+class BadAccepts(MyProvider):
+    accepts = frozenset({"float99"})
+
+
+class LeavesAChild(MyProvider):
+    """Starts a process and forgets it; the option `marker` names a file for its id."""
+
+    def setup(self, context):
+        child = subprocess.Popen(["sleep", "1000"])
+        with open(context.options["marker"], "w") as file:
+            file.write(str(child.pid))
 
 
 class NotAProvider:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -212,3 +214,35 @@ def test_omitted_inputs_keep_their_position_and_trailing_ones_are_dropped() -> N
         declines = session.placement().to_dict()["declines"]
     np.testing.assert_array_equal(y, np.repeat(np.clip(X, -1, 1), 2, axis=1))
     assert [one["reason"] for one in declines if one["op"] == "Resize"] == ["Resize: float32 undefined float32"]
+
+
+def test_a_claim_with_a_dtype_that_is_not_accepted_is_declined() -> None:
+    with InferenceSession(chain("Relu"), providers=[own("Narrow"), "cpu"]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], relu(X))
+        report = session.placement()
+    assert report.idle_providers == [own("Narrow")]
+    assert any("does not accept float32" in decline.reason for decline in report.declines)
+
+
+@pytest.mark.parametrize(("name", "words"), [("BadMerge", "merge must be True or False"), ("BadAccepts", "float99")])
+def test_attributes_of_a_provider_are_checked_when_it_starts(name: str, words: str) -> None:
+    with pytest.raises(errors.ProviderUnavailableError, match=words):
+        InferenceSession(chain("Relu"), providers=[own(name)])
+
+
+def test_what_a_provider_started_ends_with_its_worker(tmp_path: Path) -> None:
+    marker = tmp_path / "child"
+    with InferenceSession(chain("Relu"), providers=[(own("LeavesAChild"), {"marker": str(marker)})]) as session:
+        child = int(marker.read_text())
+        os.kill(child, 0)  # it runs
+        session.run(None, {"x": X})
+    for _ in range(2000):  # whoever inherits it must wait for it before its number is free
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            break
+        if state == "Z":
+            break
+        time.sleep(0.01)
+    else:
+        raise AssertionError(f"process {child} was left behind")

@@ -114,7 +114,8 @@ def _run_once(session: Any, feed: Mapping[str, Any], made: Sequence[NodeArg], di
         free = [name for name in free_dimensions(made) if name not in dims]
         guess = f"size 1 for {', '.join(free)}, integers 0 or 1" if free else "integers 0 or 1"
         remedy = f"give {'other sizes with --dim NAME=SIZE, or ' if free else ''}inputs with --input or --feed"
-        raise KernelError(f"{error.message}. The inputs were made, with {guess}: {remedy}.", **error.fields()) from error
+        story = f"{error.message}. The inputs were made, with {guess}: {remedy}."
+        raise KernelError(story, **error.fields()) from error
 
 
 def _refuse(name: str, value: Any, expected: str) -> None:
