@@ -52,7 +52,7 @@ class PerSignature(Program):
         self._cache: dict[tuple[Any, ...], _Compiled] = {}
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
-        signature = tuple((x.dtype.str, x.shape) if isinstance(x, np.ndarray) else type(x) for x in inputs)
+        signature = tuple((x.dtype, x.shape) if isinstance(x, np.ndarray) else type(x) for x in inputs)
         compiled = self._cache.pop(signature, None)
         if compiled is None:
             values = tuple(

@@ -52,6 +52,7 @@ class _Binding:
     numbers: list[int] = field(default_factory=list)  # layout number per output, -1 where the run returns a value
     arrays: list[np.ndarray | None] = field(default_factory=list)
     blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (block, offset, bytes) in the output pool
+    spilled: bool = False  # a large result has a place in the segment because the pool had no room for it
 
 
 class BoundUnit:
@@ -84,6 +85,14 @@ class BoundUnit:
         # (output, slot) -> the last stored array, read-only
         self._held: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
         self._epoch = places.epoch
+        self._last: _Binding | None = None
+
+    def repeatable(self) -> Run | None:
+        """The bound callable of the last run, if calling it again with the same arrays is all there is to do."""
+        last = self._last
+        if last is None or last.blocks or last.spilled or -1 in last.numbers:
+            return None
+        return last.run
 
     def run(self, slot: int, inputs: Sequence[Any]) -> list[tuple[int, Any]]:
         """Run on `inputs`; returns (layout number, value) per output: read-only array, or the value as it is."""
@@ -101,9 +110,14 @@ class BoundUnit:
             binding = self._bind(slot, key, inputs, pooled=variants is None or len(variants) < VARIANTS)
         for block, _, _ in binding.blocks:
             self._pool.take_again(block)
+        self._last = binding
         return self._results(slot, binding, binding.run(inputs))
 
     def _results(self, slot: int, binding: _Binding, returned: Sequence[Any]) -> list[tuple[int, Any]]:
+        if not self.outputs:  # nobody reads what it makes
+            return []
+        if not isinstance(returned, (list, tuple)):
+            raise self._broken(self.unit.nodes[-1].name, "a list of outputs", type(returned).__name__)
         if len(returned) != len(self.outputs):
             raise self._broken(self.unit.nodes[-1].name, f"{len(self.outputs)} outputs", f"{len(returned)}")
         results: list[tuple[int, Any]] = []
@@ -119,6 +133,7 @@ class BoundUnit:
         """A buffer moved: what was bound to old places is not used again."""
         self._bindings.clear()
         self._held.clear()
+        self._last = None
         self._epoch = self._places.epoch
 
     def _bind(self, slot: int, key: tuple[Any, ...], inputs: Sequence[Any], pooled: bool) -> _Binding:
@@ -132,6 +147,8 @@ class BoundUnit:
             binding.numbers[i] = number
             if block is not None:
                 binding.blocks.append(block)
+            elif self.outputs[i].result and array.nbytes > LEASE_BYTES:
+                binding.spilled = True
             held = array.view()
             held.flags.writeable = False
             binding.arrays[i] = held

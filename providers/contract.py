@@ -46,6 +46,8 @@ class Claim:
     __slots__ = ("nodes", "reference")
 
     def __init__(self, nodes: Sequence[Node], reference: bool = False) -> None:
+        if isinstance(nodes, Node):
+            raise TypeError("Claim takes a list of nodes; a claim of one is Claim([node])")
         self.nodes = tuple(nodes)
         self.reference = reference
 
@@ -141,11 +143,11 @@ class Provider:
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
         """Which nodes of `graph` this provider takes. Must not depend on earlier calls."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method claim(self, graph)")
 
     def compile(self, unit: Unit) -> Run | Program:
         """Make a unit runnable. Raise to take the claim back; the reason reaches the user."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method compile(self, unit)")
 
     def unload(self, compiled: Run | Program) -> None:
         """A compiled unit will not be called again."""

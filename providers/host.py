@@ -8,9 +8,10 @@ drains.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,16 +19,19 @@ from outrider.providers.adapters import compile_unit
 from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
+from outrider.providers.steady import Call, Steady
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
 from outrider.providers.wire.messages import Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
-from outrider.shm.board import ENCODED, NONE, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
+from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment
+
+log = logging.getLogger("outrider.worker")
 
 
 class InputPort:
@@ -57,14 +61,21 @@ class InputPort:
 
 
 class Lane:
-    """A partition in one run slot: the words it waits for, and the last run it served."""
+    """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
 
-    __slots__ = ("partition", "slot", "last", "ports")
+    `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
+    earlier, so nobody looks at them until this lane has served the run.
+    """
 
-    def __init__(self, partition: Partition, slot: int) -> None:
+    __slots__ = ("partition", "slot", "last", "ports", "steady", "bells", "followers")
+
+    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
         self.partition = partition
         self.slot = slot
+        self.bells = tuple(bells)
+        self.followers: list[Lane] = []
         self.last = 0
+        self.steady: Steady | None = None
         self.ports = tuple((port.reader.word, port.edge) for port in partition.inputs)
 
     def ready(self) -> int:
@@ -80,6 +91,31 @@ class Lane:
         return run
 
 
+class LaneGroup:
+    """The lanes of one slot: `waiting` are those that may become ready now, in the order of the plan."""
+
+    def __init__(self) -> None:
+        self.first: list[Lane] = []  # those that wait for no lane of this worker
+        self.count = 0
+        self.waiting: list[Lane] = []
+        self.left = 0
+
+    def add(self, lane: Lane, after: Lane | None) -> None:
+        """Add a lane; `after` is the one of this group that it follows."""
+        (self.first if after is None else after.followers).append(lane)
+        self.count += 1
+        self.waiting, self.left = list(self.first), self.count
+
+    def served(self, position: int) -> None:
+        """The lane at this position of `waiting` has served the run of the slot; after the last one all wait anew."""
+        lane = self.waiting.pop(position)
+        self.left -= 1
+        if self.left:
+            self.waiting += lane.followers
+        else:
+            self.waiting, self.left = list(self.first), self.count
+
+
 class Partition:
     """Units dispatched together. Inputs and outputs are edges; values between its units stay in this worker."""
 
@@ -90,13 +126,16 @@ class Partition:
         self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
         self.done = plan.done
 
-    def run(self, slot: int) -> list[tuple[int, int]] | None:
-        """Run the units; (edge, layout number) of each published output, or None when an input is void."""
+    def run(self, slot: int) -> Outcome | None:
+        """Run the units; None when an input is void."""
         known: dict[str, Any] = {"": None}
+        read: list[tuple[BoardReader, int, int]] = []
+        calls: list[Call] | None = []
         for port in self.inputs:
             number = number_of(port.reader.word(port.edge, slot))
             if number == VOID:
                 return None
+            read.append((port.reader, port.edge, number))
             if port.name:
                 known[port.name] = port.value(slot, number)
         numbers: dict[str, int] = {}
@@ -106,10 +145,28 @@ class Partition:
                 results = unit.run(slot, arguments)
             except (Exception, SystemExit) as error:  # a provider may raise anything
                 fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
+            call = unit.repeatable()
+            if call is None or not all(map(_stays, arguments)):
+                calls = None
+            elif calls is not None:
+                calls.append((unit.unit, call, arguments))
             for port_out, (number, value) in zip(unit.outputs, results, strict=True):
                 known[port_out.name] = value
                 numbers[port_out.name] = number
-        return [(edge, numbers[name]) for name, edge in self.outputs]
+        return Outcome([(edge, numbers[name]) for name, edge in self.outputs], read, calls)
+
+
+def _stays(argument: Any) -> bool:
+    """True for what is at the same place in each run under this layout."""
+    return argument is None or (type(argument) is np.ndarray and argument.dtype != object)
+
+
+class Outcome(NamedTuple):
+    """What a partition's run gave: (edge, layout number) to publish; what it read; calls, if they can be repeated."""
+
+    published: list[tuple[int, int]]
+    read: list[tuple[BoardReader, int, int]]
+    calls: list[Call] | None
 
 
 class LoadedSession:
@@ -152,13 +209,17 @@ class LoadedSession:
             message.pool_blocks,
             limit=message.pool_bytes,
         )
-        self._lanes: list[tuple[Lane, tuple[Doorbell, ...], bool]] = []
+        self._groups = [LaneGroup() for _ in range(slots)]
+        lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
         for body in message.partitions:
             plan = plan_of(body)
             partition = self._partition(plan, message, readers)
-            if partition is not None:
-                bells = tuple(self._bells[board] for board in plan.rings)
-                self._lanes += [(Lane(partition, slot), bells, plan.last) for slot in range(slots)]
+            if partition is None:
+                continue
+            for slot, group in enumerate(self._groups):
+                bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
+                lane = lanes[plan.partition, slot] = Lane(partition, slot, bells)
+                group.add(lane, lanes.get((plan.after, slot)))
 
     def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
         ports = {one["name"]: OutputPort(one["name"], one["edge"], one["result"]) for one in plan.outputs}
@@ -203,35 +264,56 @@ class LoadedSession:
     def poll(self) -> bool:
         """Run every lane that is ready, in order; True when one was."""
         any_ready = False
-        for lane, bells, last in self._lanes:
-            run = lane.ready()
-            if run:
-                any_ready = True
-                self._serve(lane, run, bells, last)
+        for group in self._groups:
+            position = 0
+            while position < len(group.waiting):
+                lane = group.waiting[position]
+                run = lane.ready()
+                if run:
+                    any_ready = True
+                    self._serve(lane, run)
+                    group.served(position)
+                else:
+                    position += 1
         return any_ready
 
-    def _serve(self, lane: Lane, run: int, bells: Sequence[Doorbell], last: bool) -> None:
-        partition, slot, board = lane.partition, lane.slot, self._board
+    def _serve(self, lane: Lane, run: int) -> None:
         lane.last = run
         try:
-            published = partition.run(slot)
+            if lane.steady is not None and lane.steady.fits(run):
+                lane.steady.repeat(run)
+            else:
+                lane.steady = None
+                self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
-            published = None
-            self._send(Failed(self.session, self.generation, run, slot, partition.number, error_to_plain(error)))
-        if published is None:
-            self._pool.give_back_all()
-            for _, edge in partition.outputs:
-                board.void(edge, slot, run)
-            board.void(partition.done, slot, run)
-        else:
-            for edge, number in published:
-                board.publish(edge, slot, run, number)
-            self._pool.published()
-            board.publish(partition.done, slot, run, 1)
-        for bell in bells:
+            number = lane.partition.number
+            self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
+            self._void(lane, run)
+        for bell in lane.bells:
             bell.ring()
-        if last:
-            self._slot_bells[slot].ring()
+
+    def _run(self, lane: Lane, run: int) -> None:
+        """The general way: whatever the inputs are, wherever they lie."""
+        partition, slot, board = lane.partition, lane.slot, self._board
+        outcome = partition.run(slot)
+        if outcome is None:
+            self._void(lane, run)
+            return
+        for edge, number in outcome.published:
+            board.publish(edge, slot, run, number)
+        self._pool.published()
+        board.publish(partition.done, slot, run, 1)
+        if outcome.calls is not None and STRONG_ORDER:
+            lane.steady = Steady(
+                board, self._places, slot, outcome.read, outcome.calls, outcome.published, partition.done
+            )
+
+    def _void(self, lane: Lane, run: int) -> None:
+        """Nothing of this run will come from here: whoever waits shall not wait in vain."""
+        self._pool.give_back_all()
+        for _, edge in lane.partition.outputs:
+            self._board.void(edge, lane.slot, run)
+        self._board.void(lane.partition.done, lane.slot, run)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this session in this worker."""
@@ -245,9 +327,12 @@ class LoadedSession:
     def unload(self) -> None:
         """Forget the programs; mappings go when nothing refers to them."""
         for unload in self._unloads:
-            unload()
+            try:
+                unload()
+            except (Exception, SystemExit):  # anyone's unload(): the others must not suffer from it
+                log.exception("provider %s failed to unload a unit", self.provider_name)
         self._unloads.clear()
-        self._lanes.clear()
+        self._groups.clear()
         for bell in (*self._bells.values(), *self._slot_bells):
             bell.close()
 

@@ -35,7 +35,7 @@ def load_provider(kind: str) -> Provider:
         hint = f"it offers {', '.join(offers)}" if offers else "it offers no subclass of Provider"
         raise _unavailable(kind, f"{module_name} has no class {class_name!r}; {hint}")
     if not (isinstance(found, type) and issubclass(found, Provider)):
-        raise _unavailable(kind, f"{kind} is no subclass of outrider.providers.contract.Provider")
+        raise _unavailable(kind, f"{kind} is no subclass of outrider.providers.contract.Provider; derive it from that")
     made: Provider = found()
     return made
 

@@ -1,4 +1,4 @@
-"""The worker process: `python -c "... worker.main(boot_fd)"`, started by the coordinator's monitor thread.
+"""The worker process: `python -c "... worker.main(boot_fd, path)"`, started by the coordinator's monitor thread.
 
 Two threads. *main* owns the provider: it imports it, answers claims, compiles, and runs partitions, blocked on the
 worker's doorbell in between. *control* owns the ZeroMQ socket and watches the coordinator's pidfd; it passes messages
@@ -12,6 +12,7 @@ numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`.
 from __future__ import annotations
 
 import collections
+import io
 import logging
 import os
 import platform
@@ -19,7 +20,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from typing import Any, NoReturn
 
 import msgpack
@@ -29,9 +29,9 @@ import zmq
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Claim, Context, Decline, Provider, ProviderContractError
 from outrider.providers.host import LoadedSession
-from outrider.providers.loading import load_provider
+from outrider.providers.loading import BUILT_IN, load_provider
 from outrider.providers.wire import messages
-from outrider.providers.wire.failures import error_to_plain
+from outrider.providers.wire.failures import error_to_plain, plain, text_of
 from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.pack import unpack_graph
 from outrider.shm.descriptors import DescriptorChannel
@@ -124,8 +124,9 @@ class Worker:
             self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger))
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
-            story = "" if known else traceback.format_exc()[-65536:]
+            told = error_to_plain(error)
+            reason = told["message"] if known else f"{told['type']}: {told['message']}"
+            story = "" if known else told["traceback"]
             self.control.send(messages.StartFailed(boot["incarnation"], reason, story))
             self.control.finish()
             raise SystemExit(EXIT_START) from error
@@ -190,15 +191,15 @@ class Worker:
         declines: list[dict[str, Any]] = []
         error: dict[str, Any] | None = None
         try:
-            plain = unpack_graph(message.graph)
-            graph = self._constants(message.session, message.weights).graph(plain)
+            packed = unpack_graph(message.graph)
+            graph = self._constants(message.session, message.weights).graph(packed)
             known = {id(node): node.index for node in graph.nodes}
             for answer in self._answers(graph):
                 if isinstance(answer, Claim):
                     nodes = [self._index(known, node) for node in answer.nodes]
                     claims.append({"nodes": nodes, "reference": answer.reference})
                 else:
-                    declines.append({"node": self._index(known, answer.node), "reason": str(answer.reason)})
+                    declines.append({"node": self._index(known, answer.node), "reason": text_of(answer.reason)})
         except (Exception, SystemExit) as caught:  # a provider may raise anything in claim()
             claims, declines, error = [], [], error_to_plain(caught)
         return messages.Claims(message.session, message.round, claims, declines, error)
@@ -230,8 +231,8 @@ class Worker:
         try:
             loaded = LoadedSession(message, self.provider, self.name, self._take, constants, self.control.send)
         except (OutriderError, OSError, MemoryError) as error:
-            plain = error_to_plain(error)
-            refused = [{"partition": -1, "unit": -1, "reason": plain["message"], "traceback": plain["traceback"]}]
+            told = error_to_plain(error)
+            refused = [{"partition": -1, "unit": -1, "reason": told["message"], "traceback": told["traceback"]}]
         else:
             refused = loaded.refused
             if refused:
@@ -253,22 +254,33 @@ class Worker:
     def stats(self) -> dict[str, Any]:
         """{provider: its own counters, sessions: those of each session by its number}."""
         sessions = {str(number): loaded.stats() for number, loaded in self.sessions.items()}
-        return {"provider": dict(self.provider.stats()), "sessions": sessions}
+        try:
+            told = plain(dict(self.provider.stats()))
+        except Exception as error:  # anyone's stats()
+            told = {"error": f"stats() raised {type(error).__name__}: {text_of(error)}"}
+        return {"provider": told, "sessions": sessions}
 
     def close(self) -> None:
         """Forget all sessions, close the provider, send what is still queued."""
         for session in list(self.sessions):
             self.unload(session)
-        self.provider.close()
+        try:
+            self.provider.close()
+        except (Exception, SystemExit):  # anyone's close()
+            log.exception("provider %s failed to close", self.name)
         self.control.finish()
 
 
-def main(boot_fd: int) -> NoReturn:
-    """Entry point; never returns."""
+def main(boot_fd: int, path: list[str]) -> NoReturn:
+    """Entry point; never returns. `path`: the coordinator's `sys.path`, for a provider that is not ours."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(boot_fd, "rb") as file:
         boot = msgpack.unpackb(file.read(), strict_map_key=False)
     die_with_parent(boot["parent"])
+    if boot["kind"] not in BUILT_IN:
+        sys.path[:] = path
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a provider printed must not be lost when it crashes
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     worker = Worker(boot)
     worker.start()

@@ -13,14 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
+from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
-from outrider.shm.board import BoardReader, BoardWriter
+from outrider.scheduler.waves import own_before
+from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases
 from outrider.shm.places import Places
@@ -73,6 +77,11 @@ class Generation:
     partitions_of: dict[int, set[int]]  # board -> its partitions
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
+    def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
+        """The array that a layout of a worker's segment describes; read-only, and its contents change with each run."""
+        dtype = numpy_dtype(BY_NUMBER[layout.dtype])
+        return self.sides[board].reader.segment.array(layout.offset, dtype, layout.shape)
+
 
 class _Numbering:
     """Which edge carries which value."""
@@ -106,6 +115,10 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
     plan = blueprint.plan
     crossing = {edge.value: edge for edge in blueprint.edges if edge.producer != CALLER}
     graphs = UnitGraphs(blueprint.graph)
+    after = own_before(
+        [partition.provider for partition in plan.partitions],
+        [(edge.producer, consumer) for edge in crossing.values() for consumer in edge.consumers],
+    )
     made: list[messages.PartitionPlan] = []
     for number, partition in enumerate(plan.partitions):
         own = [blueprint.interfaces[unit] for unit in partition.units]
@@ -131,6 +144,7 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
                 rings=rings,
                 done=numbering.done[number],
                 last=not waiting,
+                after=after[number],
             )
         )
     return made

@@ -23,6 +23,7 @@ from outrider.scheduler.errors import (
 )
 from outrider.scheduler.monitor import Monitor, Worker
 from outrider.scheduler.options import ProviderSpec, SessionOptions
+from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
 
 STATS_SECONDS = 10.0
@@ -45,6 +46,7 @@ class Fleet:
         fleet._setup(specs, start_deadline, threads)
         return fleet
 
+    @limits_told()
     def _setup(self, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()

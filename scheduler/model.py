@@ -141,7 +141,7 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx
         raise ModelLoadError(f"{reason}.", path="", reason=reason)
     path = os.fspath(model)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_opened) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise load_error(path, "is not a file")
@@ -155,6 +155,10 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx
     except OSError as error:
         raise load_error(path, f"cannot be read: {error.strerror}") from error
     return _parse(data, path), path, os.path.dirname(path) or "."
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a named pipe without a writer would block
 
 
 def _parse(data: bytes, path: str) -> onnx.ModelProto:

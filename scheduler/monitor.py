@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -39,10 +38,14 @@ log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
 OUTPUT_BYTES = 64 * 1024
+DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
+# Without the folders of argv[3] while a worker imports itself: a numpy.py beside a model is not NumPy.
 _BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[2]); "
-    "from outrider.providers.worker import main; main(int(sys.argv[1]))"
+    "import sys, json; path, without = map(json.loads, sys.argv[2:4]); "
+    "sys.path[:] = [entry for entry in path if entry not in without]; "
+    "from outrider.providers.worker import main; main(int(sys.argv[1]), path)"
 )
+_NEEDED = ("outrider", "numpy", "zmq", "msgpack")
 
 
 class Listener(Protocol):
@@ -131,7 +134,9 @@ class Monitor(threading.Thread):
 
     def __init__(self, start_deadline: float) -> None:
         super().__init__(name="outrider-monitor", daemon=True)
+        _check_descriptors()
         self.start_deadline = start_deadline
+        self.patience = STOP_SECONDS
         self.workers: list[Worker] = []
         self.listeners: dict[int, Listener] = {}
         self._owner = os.getpid()
@@ -308,10 +313,8 @@ class Monitor(threading.Thread):
             }
             os.write(boot, msgpack.packb(record))
             os.lseek(boot, 0, os.SEEK_SET)
-            # As the import system does, it skips what is no text.
-            path = json.dumps([os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)])
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(boot), path],  # -P: no module of the current folder comes first
+                [sys.executable, "-P", "-c", _BOOT, str(boot), *_paths()],  # -P: Python adds no folder of its own
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
                 stderr=writer,
@@ -420,7 +423,7 @@ class Monitor(threading.Thread):
                 self._bury(worker, instruction)
             elif isinstance(instruction, lifecycle.SendStop):
                 self._send(worker, messages.pack(messages.Stop()))
-                worker.deadline = (time.monotonic() + STOP_SECONDS, STOP_SECONDS)
+                worker.deadline = (time.monotonic() + self.patience, self.patience)
             elif isinstance(instruction, lifecycle.Kill):
                 self._kill(worker)
 
@@ -470,6 +473,20 @@ class Monitor(threading.Thread):
         os.close(self._folder)
 
 
+def _check_descriptors() -> None:
+    """ZeroMQ ends the process when it finds no descriptor for its threads: see to it that there are some."""
+    held: list[int] = []
+    try:
+        for _ in range(DESCRIPTORS):
+            held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        reason = f"a fleet needs {DESCRIPTORS} file descriptors and {len(held)} are left ({error.strerror})"
+        raise ProviderUnavailableError(f"no worker can be started: {reason}; raise ulimit -n", reason=reason) from error
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
 def _bound_without_a_name(router: zmq.Socket[bytes]) -> tuple[int, int]:
     """Bind an ipc:// endpoint and remove its file; returns descriptors of its folder and of it (O_PATH).
 
@@ -477,16 +494,36 @@ def _bound_without_a_name(router: zmq.Socket[bytes]) -> tuple[int, int]:
     coordinator that is killed leaves no file behind. It is bound through the folder's descriptor, as paths of sockets
     end at 107 bytes; that stays open while the socket does, which removes its file by that name when it closes.
     """
-    path = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
-    folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        path = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
+    except OSError as error:
+        reason = f"no folder for the control socket can be made ({error.strerror}); set TMPDIR to one"
+        raise ProviderUnavailableError(f"no worker can be started: {reason}", reason=reason) from error
+    folder = -1
+    try:
+        folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         router.bind(f"ipc:///proc/self/fd/{folder}/c")
         return folder, os.open(f"{path}/c", os.O_PATH | os.O_CLOEXEC)
     except BaseException:
-        os.close(folder)
+        if folder >= 0:
+            os.close(folder)
         raise
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # unlike rmtree, this needs no descriptor
+            os.unlink(f"{path}/c")
+        os.rmdir(path)
+
+
+def _paths() -> tuple[str, str]:
+    """The worker's `sys.path`, and what it does without until it has imported itself: the current folder. As JSON."""
+    try:
+        here = [os.getcwd()]
+    except OSError:  # it was removed
+        here = []
+    # As the import system does, this skips what is no text; what is relative means nothing without a current folder.
+    path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and (here or os.path.isabs(entry))]
+    ours = {os.path.dirname(os.path.dirname(str(sys.modules[name].__file__))) for name in _NEEDED}
+    return json.dumps(path), json.dumps([folder for folder in here if folder not in ours])
 
 
 def environment(worker: Worker) -> dict[str, str]:
@@ -498,7 +535,6 @@ def environment(worker: Worker) -> dict[str, str]:
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_THREAD_TIMEOUT": "4",  # the default burns 112 ms of CPU after each GEMM
         "OMP_WAIT_POLICY": "passive",
-
     }
     return {**os.environ, **fixed, **worker.spec.env}
 

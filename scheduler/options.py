@@ -325,10 +325,13 @@ class ProviderSpec(_Options):
         return self.name or self.kind
 
 
+_NO_OPTIONS = RunOptions()
+
+
 def run_options(value: Any) -> RunOptions:
     """What the caller gave as `run_options`: None or RunOptions; InvalidOptionError for anything else."""
     if value is None:
-        return RunOptions()
+        return _NO_OPTIONS
     if isinstance(value, RunOptions):
         return value
     raise invalid_option("run_options", value, "an outrider.RunOptions or None")

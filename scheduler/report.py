@@ -184,9 +184,11 @@ class PlacementReport:
         return render(self, title)
 
     def summary(self) -> str:
-        """One line: how many nodes, partitions and providers."""
+        """One line: how many nodes, partitions and providers. Constant nodes are computed by whoever reads them."""
         used = len(self.providers) - len(self.idle_providers)
-        parts = [_count(len(self.nodes), "node"), _count(len(self.partitions), "partition"), _count(used, "provider")]
+        constant = sum(one.partition is None for one in self.nodes)
+        nodes = _count(len(self.nodes), "node") + (f", {constant} of them constant," if constant else "")
+        parts = [nodes, _count(len(self.partitions), "partition"), _count(used, "provider")]
         return f"{parts[0]} in {parts[1]} on {parts[2]}"
 
     def _provider_lines(self) -> list[str]:

@@ -6,6 +6,7 @@ a partition failed or a worker died: it notes that and rings the slots' doorbell
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.slots import Slots
+from outrider.scheduler.steady import Signature, SteadyRun
 from outrider.shm.board import ENCODED, NONE, VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -48,7 +50,8 @@ class Slot:
     bell: Doorbell
     inputs: dict[str, Input] = field(default_factory=dict)
     pending: int = 0
-    words: list[tuple[int, int]] = field(default_factory=list)  # (edge of board 0, layout number)
+    words: Sequence[tuple[int, int]] = ()  # (edge of board 0, layout number)
+    steady: SteadyRun | None = None
 
 
 @dataclass
@@ -69,8 +72,7 @@ class Runner:
         self.generation: Generation | None = None
         self.death: WorkerDiedError | None = None  # of a worker of the present generation
         self.closed = False
-        self._run = 0
-        self._lock = threading.Lock()
+        self._runs = itertools.count(1)
         self._failures: dict[int, OutriderError] = {}
         self._failed = threading.Condition()
 
@@ -112,6 +114,7 @@ class Runner:
         """Use a new generation. The session has taken all slots, or has not run yet."""
         for slot in self.slots.items:
             slot.inputs.clear()
+            slot.steady = None
             slot.pending = 0
         self.generation = generation
         self.death = None
@@ -120,18 +123,24 @@ class Runner:
             if death is not None and death.incarnation >= side.incarnation:
                 self.death = death
 
-    def run(self, feeds: Mapping[str, Any], defaults: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    def run(
+        self,
+        feeds: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        wanted: Sequence[str],
+        signature: Signature | None = None,
+    ) -> dict[str, Any]:
         """One run on checked feeds; the model outputs of `wanted` that a worker makes, by name.
 
-        `defaults`: initializers of inputs that were not fed. Raises KernelError, ProviderContractError,
-        OutOfMemoryError, WorkerDiedError, SessionClosedError.
+        `defaults`: initializers of inputs that were not fed. `signature`: of the feed, if it has one. Raises
+        KernelError, ProviderContractError, OutOfMemoryError, WorkerDiedError, SessionClosedError.
         """
         slot = self.slots.take()
         try:
             self._check()
             if slot.pending:
                 self._finish(slot)
-            return self._run_in(slot, feeds, defaults, wanted)
+            return self._run_in(slot, feeds, defaults, wanted, signature)
         finally:
             self.slots.give(slot)
 
@@ -142,23 +151,35 @@ class Runner:
             raise self.death.again()
 
     def _run_in(
-        self, slot: Slot, feeds: Mapping[str, Any], defaults: Mapping[str, Any], wanted: Sequence[str]
+        self,
+        slot: Slot,
+        feeds: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        wanted: Sequence[str],
+        signature: Signature | None,
     ) -> dict[str, Any]:
         generation = self.generation
         assert generation is not None
         index = slot.index
-        with self._lock:
-            self._run += 1
-            run = self._run
+        run = next(self._runs)
         for side in generation.sides.values():
             side.leases.sweep()  # results that were dropped make room for this run's
-        slot.words = [
-            (edge, self._write(generation, slot, name, edge, feeds, defaults))
-            for name, edge in generation.inputs.items()
-        ]
-        slot.pending = run
-        self._start(generation, slot)
-        failed = self._wait(slot, run)
+        steady = slot.steady
+        if steady is not None and steady.signature is signature and steady.generation is generation:
+            slot.words = steady.words
+            slot.pending = run
+            steady.start(feeds, run)
+            self._count(steady.nbytes, steady.copies)
+            failed = self._wait_steadily(slot, steady, run)
+        else:
+            steady = slot.steady = None
+            slot.words = [
+                (edge, self._write(generation, slot, name, edge, feeds, defaults))
+                for name, edge in generation.inputs.items()
+            ]
+            slot.pending = run
+            self._start(generation, slot)
+            failed = self._wait(slot, run)
         slot.pending = 0
         if failed:
             self._release_results(generation, index, run, ())
@@ -166,13 +187,42 @@ class Runner:
         results: dict[str, Any] = {}
         try:
             for name in wanted:
-                results[name] = self._read(generation, index, *generation.outputs[name])
+                result = None if steady is None else steady.result(name, run)
+                if result is None:
+                    result = self._read(generation, index, *generation.outputs[name])
+                else:
+                    self._count(result.nbytes)
+                results[name] = result
         finally:
             if len(results) < len(generation.outputs):
                 kept = wanted[: len(results) + 1]  # with the one whose reading failed, if any: it may be leased
                 self._release_results(generation, index, run, [generation.outputs[name] for name in kept])
         self.counters.runs += 1
+        if steady is None and signature is not None:
+            slot.steady = self._steady(generation, slot, feeds, signature)
         return results
+
+    def _steady(
+        self, generation: Generation, slot: Slot, feeds: Mapping[str, Any], signature: Signature
+    ) -> SteadyRun | None:
+        """What the run that has just ended can be repeated by; None if an input has no place of its own."""
+        places = {name: slot.inputs[name].array for name in feeds if name in slot.inputs}
+        if any(name in generation.inputs and name not in places for name in feeds):
+            return None
+        fed = {name: place for name, place in places.items() if name in generation.inputs}
+        steady = SteadyRun(signature, generation, slot.index, fed, slot.words)
+        steady.learn(slot.index)
+        return steady
+
+    def _wait_steadily(self, slot: Slot, steady: SteadyRun, run: int) -> bool:
+        """`_wait`, with nothing to look up."""
+        while True:
+            void = steady.ended(run)
+            if void is not None:
+                return void
+            if self.death is not None or self.closed:
+                return self._wait(slot, run)  # tells the story
+            slot.bell.wait()
 
     def _start(self, generation: Generation, slot: Slot) -> None:
         """Publish the words of the slot's pending run and ring. To do so again changes nothing."""
@@ -253,7 +303,10 @@ class Runner:
             side = generation.sides[board]
             if side.worker.name == death.provider and run_of(side.reader.word(edge, slot.index)) != run:
                 nodes = generation.partition_nodes[partition]
-                story = f"{death.message} It owed partition {partition} ({first_names(nodes)})."
+                first, *output = death.message.splitlines()  # then what it wrote
+                how, about, rest = first.partition(" Its last output:")
+                owed = f"{how} It owed partition {partition} ({first_names(nodes)}).{about}{rest}"
+                story = "\n".join([owed, *output])
                 return WorkerDiedError(story, **{**death.fields(), "partition": partition, "nodes": nodes})
         return death.again()
 
@@ -267,11 +320,10 @@ class Runner:
         if layout.kind == ENCODED:
             self._count(layout.nbytes)
             return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
-        dtype = numpy_dtype(BY_NUMBER[layout.dtype])
         if layout.block is not None:
-            return side.leases.lease(layout, dtype)
+            return side.leases.lease(layout, numpy_dtype(BY_NUMBER[layout.dtype]))
         self._count(layout.nbytes)
-        return segment.array(layout.offset, dtype, layout.shape).copy()
+        return generation.result(board, layout).copy()
 
     def _release_results(self, generation: Generation, slot: int, run: int, kept: Sequence[tuple[int, int]]) -> None:
         """Give back the output blocks that nobody will read."""
@@ -294,6 +346,6 @@ class Runner:
             return self.death.again()
         return SessionClosedError("the session was closed while a run was failing", what="session")
 
-    def _count(self, nbytes: int) -> None:
-        self.counters.copies += 1
+    def _count(self, nbytes: int, copies: int = 1) -> None:
+        self.counters.copies += copies
         self.counters.copied_bytes += nbytes

@@ -31,8 +31,12 @@ from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
+from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
+from outrider.scheduler.steady import Signature
 from outrider.shm.doorbell import Doorbell
+
+INTERRUPTED_SECONDS = 0.5  # a worker in a long run gets that much more when the user pressed Ctrl-C
 
 
 class InferenceSession:
@@ -45,6 +49,7 @@ class InferenceSession:
     after it.
     """
 
+    @limits_told()
     def __init__(
         self,
         model: Any,
@@ -78,11 +83,13 @@ class InferenceSession:
             self._fleet = fleet
             for worker in workers:
                 fleet.revive(worker)
-            bells = [Doorbell() for _ in range(chosen.max_in_flight)]
+            bells: list[Doorbell] = []
+            self._resources.bells = bells
+            for _ in range(chosen.max_in_flight):
+                bells.append(Doorbell())
             number = fleet.next_session()
             deployer = Deployer(fleet, number, loaded.store.seal(), bells, chosen.load_deadline)
             runner = Runner(bells)
-            self._resources.bells = bells
             self._resources.deployer = deployer
             self._resources.runner = runner
             self._resources.workers = workers
@@ -97,6 +104,7 @@ class InferenceSession:
             raise
         self._loaded: LoadedModel = self._placer.loaded
         self._inputs = tuple(self._loaded.inputs)
+        self._signature: Signature | None = None
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
 
@@ -120,12 +128,22 @@ class InferenceSession:
         """
         self._check_open()
         checked_run_options(run_options)
-        feeds = check_feeds(self._inputs, self._loaded.defaults, input_feed, output_names, self._outputs)
-        wanted = requested_outputs(output_names, self._outputs)
+        signature = self._signature
+        feeds = input_feed
+        if output_names is None and signature is not None and signature.fits(input_feed):
+            wanted = self._outputs
+        else:
+            feeds = check_feeds(self._inputs, self._loaded.defaults, input_feed, output_names, self._outputs)
+            wanted = requested_outputs(output_names, self._outputs)
+            signature = Signature.of(feeds) if output_names is None else None
+            self._signature = signature
         if self._runner.death is not None:
             self._revive()
         made = self._blueprint_outputs()
-        results = self._runner.run(feeds, self._defaults, [name for name in dict.fromkeys(wanted) if name in made])
+        computed = [name for name in dict.fromkeys(wanted) if name in made]
+        results = self._runner.run(feeds, self._defaults, computed, signature)
+        if len(computed) == len(wanted):
+            return [results[name] for name in wanted]
         returned: list[Any] = []
         given: set[str] = set()
         for name in wanted:
@@ -157,6 +175,7 @@ class InferenceSession:
         assert isinstance(ref, TensorRef)
         return self._loaded.store.read(ref)
 
+    @limits_told()
     def _revive(self) -> None:
         """Start dead workers again and load a new generation; the session is as good as new after it."""
         with self._lock:
@@ -225,8 +244,15 @@ class InferenceSession:
     def __enter__(self) -> InferenceSession:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._resources.own_fleet is not None:
+            self._resources.own_fleet.monitor.patience = INTERRUPTED_SECONDS
         self.close()
+
+    def __repr__(self) -> str:
+        of = "" if self._resources.loaded is None else f" of {self._resources.loaded.path}"
+        workers = ", ".join(worker.name for worker in self._resources.workers)
+        return f"<InferenceSession{of} on {workers}{'' if self._finalizer.alive else ' (closed)'}>"
 
     # Not built yet -------------------------------------------------------------------------------------------------
     def _later(self, method: str) -> NoReturn:

@@ -22,7 +22,7 @@ class Slots(Generic[T]):
 
     def __init__(self, items: Sequence[T]) -> None:
         self.items = tuple(items)
-        self._free = deque(items)
+        self._free = list(reversed(items))  # the one used last is taken first: its places are bound and warm
         self._waiting: deque[_Ticket[T]] = deque()
         self._lock = threading.Lock()
         self._exclusive = threading.Lock()
@@ -31,7 +31,7 @@ class Slots(Generic[T]):
         """The next free item, first come, first served."""
         with self._lock:
             if self._free:
-                return self._free.popleft()
+                return self._free.pop()
             ticket: _Ticket[T] = _Ticket()
             self._waiting.append(ticket)
         try:

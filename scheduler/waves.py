@@ -205,3 +205,22 @@ def owner_waves(owner: Sequence[int], successors: Sequence[Sequence[int]], order
                         longest[whose] = changes[following]
         longest[chosen] = -1
         blocks.append(block)
+
+
+def own_before(owners: Sequence[int], edges: Iterable[Edge]) -> list[int]:
+    """For each vertex the last one of the same owner that it waits for, directly or through others; -1 for none.
+
+    Vertices are in topological order: `edges` lead from smaller to larger numbers.
+    """
+    count = 1 + max(owners, default=-1)
+    predecessors: list[list[int]] = [[] for _ in owners]
+    for before, after in edges:
+        predecessors[after].append(before)
+    latest = [[-1] * count for _ in owners]  # vertex -> owner -> the last ancestor of that owner
+    for vertex, sources in enumerate(predecessors):
+        mine = latest[vertex]
+        for source in sources:
+            for owner, ancestor in enumerate(latest[source]):
+                mine[owner] = max(mine[owner], ancestor)
+            mine[owners[source]] = max(mine[owners[source]], source)
+    return [latest[vertex][owner] for vertex, owner in enumerate(owners)]

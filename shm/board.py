@@ -47,7 +47,7 @@ _DIM_LIMIT = 1 << 62
 _POPULATE = 1 << 16  # bytes of records that get memory together: asking costs more than the pages
 
 # x86 keeps the order of stores and of loads; elsewhere a lock taken and released stands between data and word.
-_STRONG_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
+STRONG_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
 _fence_lock = threading.Lock()
 
 
@@ -103,7 +103,7 @@ class BoardWriter:
 
     def __init__(self, segment: Segment, edges: int, slots: int, generation: int) -> None:
         self._segment = segment
-        self._words = segment.words
+        self._words = self.words = segment.words
         self._slots = slots
         self._pairs = edges * slots
         self._records = _records_at(edges, slots)
@@ -115,7 +115,7 @@ class BoardWriter:
         """How often a number got a new meaning: whoever keeps numbers looks them up again when this has changed."""
         words = self._words
         words[1], words[2], words[3] = generation, edges, slots
-        if not _STRONG_ORDER:
+        if not STRONG_ORDER:
             _fence()
         words[0] = _MAGIC
 
@@ -146,9 +146,13 @@ class BoardWriter:
         known[layout] = number
         return number
 
+    def index(self, edge: int, slot: int) -> int:
+        """Where the `done` word is in `words`, for those who write it themselves (only with STRONG_ORDER)."""
+        return _HEADER + edge * self._slots + slot
+
     def publish(self, edge: int, slot: int, run: int, number: int) -> None:
         """Announce that the value of `run` is complete. Ring the consumers' doorbells after it."""
-        if not _STRONG_ORDER:
+        if not STRONG_ORDER:
             _fence()
         self._words[8 + edge * self._slots + slot] = run << 16 | number
 
@@ -174,7 +178,7 @@ class BoardWriter:
         words[at + 7] = rank
         for axis in range(rank):
             words[at + _FIELDS + axis] = layout.shape[axis]
-        if not _STRONG_ORDER:
+        if not STRONG_ORDER:
             _fence()
         self._version += 1
         words[at] = self._version
@@ -190,7 +194,7 @@ class BoardReader:
     def __init__(self, segment: Segment, edges: int, slots: int, generation: int, pool: Segment | None = None) -> None:
         self.pool = pool
         self.segment = segment
-        self._words = segment.words
+        self._words = self.words = segment.words
         self._slots = slots
         self._pairs = edges * slots
         self._records = _records_at(edges, slots)
@@ -201,9 +205,18 @@ class BoardReader:
     def word(self, edge: int, slot: int) -> int:
         """The `done` word: see `run_of` and `number_of`."""
         value = self._words[8 + edge * self._slots + slot]
-        if not _STRONG_ORDER:
+        if not STRONG_ORDER:
             _fence()
         return value
+
+    def index(self, edge: int, slot: int) -> int:
+        """Where the `done` word is in `words`, for those who read it themselves (only with STRONG_ORDER)."""
+        return _HEADER + edge * self._slots + slot
+
+    def version_at(self, edge: int, slot: int, number: int) -> tuple[int, int]:
+        """Where the version of a layout's record is in `words`, and what it is: it changes with the layout."""
+        at = self._records + ((number - 1) * self._pairs + edge * self._slots + slot) * _RECORD
+        return at, self._words[at]
 
     def layout(self, edge: int, slot: int, number: int) -> Layout:
         """The layout behind a number that `word` gave. Raises LayoutError if its record is malformed."""

@@ -27,6 +27,9 @@ class OutriderError(Exception):
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         for name in self._fields:
             setattr(self, name, fields.get(name))
+        story = fields.get("remote_traceback")
+        if story and hasattr(self, "add_note"):  # from Python 3.11: shown wherever this error's own traceback is
+            self.add_note(f"In the worker:\n{str(story).rstrip()}")
 
     def __str__(self) -> str:
         # KeyError and OSError among the built-in bases would show repr() or an errno.

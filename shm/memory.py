@@ -7,6 +7,7 @@ costs three or four small reads of procfs.
 
 from __future__ import annotations
 
+import errno
 from functools import lru_cache
 from pathlib import Path
 
@@ -100,23 +101,25 @@ def _own_groups() -> tuple[MemoryGroup, ...]:
 
 def _number(path: Path) -> int | None:
     """The integer in a file; None where it says `max`, or where there is no such file (any more)."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read().strip()
-    except OSError:
-        return None
+    text = _read(path).strip()
     return int(text) if text.isdigit() else None
 
 
 def _line(path: Path, key: bytes) -> int:
     """The integer behind `key` in a file of lines `key value`; 0 where it is absent."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read()
-    except OSError:
-        return 0
-    for line in text.splitlines():
+    for line in _read(path).splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == key:
             return int(words[1])
     return 0
+
+
+def _read(path: Path) -> bytes:
+    """The contents of a small file; empty where there is none (any more). Short of descriptors it raises OSError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # that says nothing about memory
+            raise
+        return b""

@@ -25,7 +25,16 @@ from outrider.shm import memory
 from outrider.shm.errors import LayoutError, OutOfMemoryError
 from outrider.shm.ranges import Intervals
 
-SEGMENT_BYTES = 1 << 40
+
+def _segment_bytes(memory: int) -> int:
+    """A power of two of at least twice the machine's memory, 64 GiB to 1 TiB.
+
+    No larger, as a process has 128 TiB of addresses and a session maps three segments and more.
+    """
+    return min(max(1 << (2 * memory - 1).bit_length(), 1 << 36), 1 << 40)
+
+
+SEGMENT_BYTES = _segment_bytes(os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE)
 PAGE = mmap.PAGESIZE
 ALIGN = 64
 """Places of tensors start at multiples of this many bytes."""

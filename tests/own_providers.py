@@ -7,7 +7,7 @@ import time
 
 import numpy
 
-from outrider.providers.contract import Claim, Decline, Provider
+from outrider.providers.contract import Claim, Decline, Program, Provider
 
 
 class MyProvider(Provider):
@@ -92,6 +92,8 @@ class Wrong(Provider):
             raise ZeroDivisionError("claim went wrong")
         if self.how == "claim returns":
             return 7
+        if self.how == "claim of a node":
+            return [Claim(graph.nodes[0])]
         if self.how == "foreign node":
             return [Claim(["Relu_0"])]
         nodes = [node for node in graph.nodes if node.op_type == "Relu"]
@@ -116,6 +118,10 @@ class Wrong(Provider):
             return [x.astype("float64")]
         if self.how == "rank":
             return [x[None]]
+        if self.how == "nothing":
+            return None
+        if self.how == "an array":
+            return x
         if self.how == "kind":
             return ["text"]
         if self.how == "raises":
@@ -125,6 +131,9 @@ class Wrong(Provider):
         if self.how == "writes input":
             x += 1
         if self.how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "prints and dies":
+            print("the cache is poisoned")
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "segfaults":
             ctypes.string_at(0)
@@ -171,6 +180,10 @@ class NotAProvider:
     pass
 
 
+class Incomplete(Provider):
+    """Forgot to define anything."""
+
+
 class Grouped(Provider):
     """Claims what node names say: `c0.5|c2.1|n7` is in claim 5 of provider 0 and claim 1 of provider 2.
 
@@ -205,5 +218,57 @@ class Grouped(Provider):
                 read = [known[value.name] for value in node.inputs]
                 known[node.outputs[0].name] = self.OPERATORS[node.op_type](*read)
             return [known[value.name] for value in unit.outputs]
+
+        return run
+
+
+class Touchy(Provider):
+    """Runs in place-bound form, and fails on what its input holds: raises for a first element of -13, dies for -666."""
+
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]
+
+    def compile(self, unit):
+        return TouchyProgram()
+
+
+class TouchyProgram(Program):
+    def bind(self, inputs, place):
+        x = inputs[0]
+        y = place(0, "float32", x.shape)
+
+        def run(_):
+            if x.flat[0] == -13:
+                raise ArithmeticError("unlucky")
+            if x.flat[0] == -666:
+                os.kill(os.getpid(), signal.SIGKILL)
+            numpy.maximum(x, 0, y)
+            return [None]
+
+        return run
+
+
+class Clipper(Provider):
+    """Clip by one bound. An omitted input keeps its position, with dtype 'undefined'; a trailing one is not there."""
+
+    def claim(self, graph):
+        answers = []
+        for node in graph.nodes:
+            kinds = " ".join(value.dtype for value in node.inputs)
+            answers.append(Claim([node]) if node.op_type == "Clip" else Decline(node, f"{node.op_type}: {kinds}"))
+        return answers
+
+    def compile(self, unit):
+        (node,) = unit.nodes
+        names = [value.name for value in node.inputs]
+        kinds = [value.dtype for value in node.inputs]
+        fed = [value.name for value in unit.inputs]
+
+        def run(inputs):
+            known = {**unit.constants, **dict(zip(fed, inputs, strict=True))}
+            if kinds == ["float32", "undefined", "float32"]:
+                return [numpy.minimum(known[names[0]], known[names[2]])]
+            assert kinds == ["float32", "float32"], kinds
+            return [numpy.maximum(known[names[0]], known[names[1]])]
 
         return run

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,14 @@ class Relus(Provider):
         return [Claim([node]) if node.op_type == "Relu" else Decline(node, "only Relu") for node in graph.nodes]
     def compile(self, unit):
         return lambda inputs: [numpy.maximum(inputs[0], 0)]
+
+class Talks(Relus):
+    def setup(self, context):
+        print("hello from setup")
+
+class Fails(Relus):
+    def compile(self, unit):
+        return lambda inputs: 1 / 0
 
 class Refuses(Provider):
     def setup(self, context):
@@ -181,6 +190,16 @@ def test_inspect(folder, tmp_path):
     }  # fmt: skip
 
 
+def test_bench_measures_beside_a_baseline_and_leaves_nothing(folder):
+    code, out, err = call(folder, "bench", "hop", "--rounds", "1", "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["machine"]["cores"] >= 1
+    echo, *others = document["rows"]
+    assert echo["times_echo"] == 1 and len(others) == 7
+    assert all(0 < row["p50_us"] <= row["p99_us"] for row in document["rows"])
+
+
 def test_doctor(folder):
     code, out, err = call(folder, "doctor", "--json")
     assert (code, err) == (0, "")
@@ -283,3 +302,116 @@ def test_a_reader_that_leaves_is_no_error(folder):
     command = f"{sys.executable} -m outrider inspect @basic-pitch | head -n 1"
     done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.stderr == ""
+
+
+def shell(folder, command):
+    """Exit code, stdout and stderr of a shell command with `outrider` as "$@", in a process of its own."""
+    words = ["bash", "-c", command, "bash", sys.executable, "-P", "-m", "outrider"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_closed_and_full_streams(folder):
+    assert shell(folder, '"$@" run model.onnx <&- >&- 2>&-') == (0, "", "")
+    assert shell(folder, '"$@" run absent.onnx <&- >&- 2>&-') == (2, "", "")
+    code, out, err = shell(folder, '"$@" run model.onnx > /dev/full')
+    assert (code, out) == (3, "")
+    assert err == "outrider: the output cannot be written: No space left on device\n"
+
+
+def test_files_beside_the_model_do_not_stand_in_for_packages(folder, tmp_path):
+    for name in ("numpy", "outrider", "msgpack", "zmq", "onnx", "logging", "rich"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('this is not {name}')")
+    for name in ("model.onnx", "mine.py"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    for providers in ("cpu", "mine:Relus,cpu", "mine.py:Relus,cpu"):
+        code, out, err = shell(tmp_path, f'"$@" run model.onnx --providers {providers}')
+        assert (code, err) == (0, ""), providers
+        assert "3 nodes" in out
+
+
+def test_a_current_folder_that_is_gone(folder, tmp_path):
+    model = folder / "model.onnx"
+    assert shell(tmp_path, f'mkdir gone; cd gone; rmdir ../gone; "$@" run {model}')[0] == 0
+
+
+def test_few_descriptors_are_one_paragraph(folder):
+    told = set()
+    for count in (14, 26, 30, 34, 60):
+        code, _, err = shell(folder, f'ulimit -n {count}; "$@" run model.onnx')
+        told.add(code)
+        assert code in (0, 3)
+        assert "is a bug" not in err
+        assert "bytes" not in err  # memory is not what is short
+    assert told == {0, 3}
+
+
+def test_a_pipe_is_no_model(folder):
+    code, _, err = shell(folder, 'mkfifo pipe.onnx; "$@" run pipe.onnx; code=$?; rm pipe.onnx; exit $code')
+    assert (code, err) == (2, "outrider: pipe.onnx: is not a file.\n")
+
+
+def test_debug_shows_what_workers_print_and_their_tracebacks(folder):
+    code, _, err = call(folder, "run", "model.onnx", "--providers", "mine.py:Talks,cpu")
+    assert (code, err) == (0, "")
+    code, _, err = call(folder, "run", "model.onnx", "--providers", "mine.py:Talks,cpu", "--debug")
+    assert (code, err) == (0, "outrider.worker.mine.py:Talks: hello from setup\n")
+    code, _, err = call(folder, "run", "model.onnx", "--providers", "mine.py:Fails,cpu")
+    assert code == 3
+    assert "Traceback" not in err
+    assert err.endswith("Run again with --debug to see the traceback.\n")
+    code, _, err = call(folder, "run", "model.onnx", "--providers", "mine.py:Fails,cpu", "--debug")
+    assert code == 3
+    assert "In the worker:" in err
+    assert "1 / 0" in err
+
+
+def test_a_kernel_that_fails_on_made_inputs_says_that_they_were_made(tmp_path):
+    tensor = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2])],
+        "g",
+        [tensor("x", TensorProto.FLOAT, ["n", 1, "h", None])],
+        [tensor("y", TensorProto.FLOAT, None)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "p.onnx")
+    code, _, err = call(tmp_path, "run", "p.onnx", "--dim", "n=2")
+    assert code == 3
+    assert "The inputs were made, with size 1 for h, x.3: give other sizes with --dim" in err.replace("\n", " ")
+    assert call(tmp_path, "run", "p.onnx", "--dim", "h=2", "--dim", "x.3=2")[0] == 0
+
+
+def test_what_did_not_compile_is_told(folder):
+    (folder / "broken.py").write_text(PROVIDERS.replace("return lambda inputs:", "raise ValueError('no room')  #"))
+    code, out, _ = call(folder, "run", "model.onnx", "--providers", "broken.py:Relus,cpu")
+    assert code == 0
+    assert "note: broken.py:Relus claimed relu and could not compile it: ValueError: no room" in out
+
+
+def test_ctrl_c_ends_a_long_run(folder):
+    sleeps = "(print('it runs'), __import__('time').sleep(600))"
+    (folder / "sleeps.py").write_text(PROVIDERS.replace("[numpy.maximum(inputs[0], 0)]", sleeps))
+    command = [sys.executable, "-m", "outrider", "run", "model.onnx", "--providers", "sleeps.py:Relus,cpu", "--debug"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert "it runs" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("outrider: interrupted\n")
+
+
+def test_names_of_a_model_do_not_command_the_terminal(tmp_path):
+    tensor = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"], name="\x1b[2Jrelu")],
+        "g",
+        [tensor("x", TensorProto.FLOAT, [1])],
+        [tensor("y", TensorProto.FLOAT, [1])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "e.onnx")
+    code, out, _ = call(tmp_path, "inspect", "e.onnx")
+    assert code == 0
+    assert "\\x1b[2Jrelu" in out
+    code, _, err = call(tmp_path, "run", "e.onnx", "--providers", "null,cpu", "--pin", "\x1b[0m=cpu")
+    assert code == 2
+    assert "\x1b" not in out + err

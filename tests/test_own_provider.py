@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import traceback
 
 import numpy as np
 import pytest
@@ -97,6 +98,8 @@ def test_compiled_once_per_signature() -> None:
         ("dtype", errors.ProviderContractError, "dtype float32"),
         ("rank", errors.ProviderContractError, "rank 2"),
         ("kind", errors.ProviderContractError, "str"),
+        ("nothing", errors.ProviderContractError, "a list of outputs for 'mine', it returned NoneType"),
+        ("an array", errors.ProviderContractError, "a list of outputs for 'mine', it returned ndarray"),
         ("raises", errors.KernelError, "the kernel went wrong"),
         ("exits", errors.KernelError, "SystemExit"),
         ("writes input", errors.KernelError, "read-only"),
@@ -124,6 +127,25 @@ def test_a_kernel_error_tells_the_node_and_its_inputs() -> None:
     assert (error.node, error.op, error.opset) == ("n0", "ai.onnx::Relu", 21)
     assert error.inputs == [{"name": "x", "dtype": "float32", "shape": [2, 4]}]
     assert "ArithmeticError" in error.remote_traceback and "_run" in error.remote_traceback
+    shown = "".join(traceback.format_exception(error))  # as Python shows an error that nobody catches
+    assert "In the worker:" in shown and "own_providers.py" in shown
+
+
+def test_what_a_provider_printed_before_it_died_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with (
+        InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": "prints and dies"})]) as session,
+        pytest.raises(errors.WorkerDiedError, match="SIGKILL") as caught,
+    ):
+        session.run(None, {"x": X})
+    first, *output = str(caught.value).splitlines()
+    assert first.endswith("It owed partition 0 (n0). Its last output:")
+    assert output == ["the cache is poisoned"]
+
+
+def test_a_provider_without_claim_is_told_so() -> None:
+    with pytest.raises(errors.ClaimBrokenError, match=r"Incomplete has no method claim\(self, graph\)"):
+        InferenceSession(chain("Relu"), providers=[own("Incomplete")])
 
 
 @pytest.mark.parametrize(
@@ -132,6 +154,7 @@ def test_a_kernel_error_tells_the_node_and_its_inputs() -> None:
         ("claim raises", errors.ClaimBrokenError, "claim went wrong"),
         ("claim returns", errors.ProviderContractError, "list of Claim"),
         ("foreign node", errors.ProviderContractError, "Node objects"),
+        ("claim of a node", errors.ClaimBrokenError, r"Claim\(\[node\]\)"),
         ("overlap", errors.ClaimError, "n0"),
         ("empty claim", errors.ClaimError, "empty"),
         ("compile", errors.UnsupportedOpError, "too big for me"),
@@ -177,3 +200,15 @@ def test_a_typo_in_a_provider_says_what_is_missing(spec: str, words: str) -> Non
 def test_a_class_of_main_is_refused_with_the_way_out() -> None:
     with pytest.raises(errors.InvalidOptionError, match="file of its own"):
         InferenceSession(chain("Relu"), providers=["__main__:MyProvider"])
+
+
+def test_omitted_inputs_keep_their_position_and_trailing_ones_are_dropped() -> None:
+    nodes = [node("Clip", "x - top", "a"), node("Clip", "a low -", "b"), node("Resize", "b - s", "y")]
+    constants = {"top": np.float32(1), "s": np.array([1, 2], np.float32)}
+    low = tensor("low", [])
+    made = model(nodes, [tensor("x", ["N", 4]), low], [tensor("y", None)], constants)
+    with InferenceSession(made, providers=[own("Clipper"), "cpu"]) as session:
+        (y,) = session.run(None, {"x": X, "low": np.float32(-1)})
+        declines = session.placement().to_dict()["declines"]
+    np.testing.assert_array_equal(y, np.repeat(np.clip(X, -1, 1), 2, axis=1))
+    assert [one["reason"] for one in declines if one["op"] == "Resize"] == ["Resize: float32 undefined float32"]

@@ -18,7 +18,7 @@ from outrider.scheduler.planning import (
     interfaces,
     plan,
 )
-from outrider.scheduler.waves import cyclic_groups, owner_waves, strong_components, topological_order
+from outrider.scheduler.waves import cyclic_groups, own_before, owner_waves, strong_components, topological_order
 from tests.plan_invariants import violations
 
 pytestmark = pytest.mark.fast
@@ -541,3 +541,17 @@ def test_validation_finds_a_broken_plan():
     assert any("not made before it" in problem for problem in violations(made, nodes, offers, [PLAIN, PLAIN]))
     made.units[0] = made.units[2]
     assert any("lies in units of" in problem for problem in violations(made, nodes, offers, [PLAIN, PLAIN]))
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(st.lists(st.integers(0, 2), max_size=14), st.data())
+def test_the_last_of_ones_own_before(owners: list[int], data: st.DataObject) -> None:
+    pairs = [(i, j) for j in range(len(owners)) for i in range(j)]
+    edges = [pair for pair in pairs if data.draw(st.integers(0, 3)) == 0]
+    reaches = [set() for _ in owners]  # by definition: all ancestors
+    for vertex in range(len(owners)):
+        for before, after in edges:
+            if after == vertex:
+                reaches[vertex] |= {before} | reaches[before]
+    expected = [max((a for a in reaches[v] if owners[a] == owner), default=-1) for v, owner in enumerate(owners)]
+    assert own_before(owners, edges) == expected

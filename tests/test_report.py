@@ -88,7 +88,7 @@ def test_declines_are_grouped_in_a_fixed_order():
 
 def test_text_names_what_matters():
     text = str(REPORT)
-    assert text.splitlines()[0] == "4 nodes in 2 partitions on 2 providers"
+    assert text.splitlines()[0] == "4 nodes, 1 of them constant, in 2 partitions on 2 providers"
     assert "null   absent (no such module): got nothing" in text
     assert "cpu    running: 2 nodes, weights 1.5 KiB" in text
     assert "m: cpu -> cpu:1, size not known" in text

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from outrider.shm.board import TENSOR, Layout
 from outrider.shm.errors import LayoutError, OutOfMemoryError
 from outrider.shm.leases import Leases, PoolWriter
-from outrider.shm.segment import PAGE, Segment, create_segment, page_up
+from outrider.shm.segment import PAGE, SEGMENT_BYTES, Segment, create_segment, page_up
 
 pytestmark = pytest.mark.fast
 BASE, BLOCKS = 16, 4
@@ -225,7 +225,7 @@ def test_a_block_of_more_than_twice_the_size_is_not_wasted():
 def test_short_memory_is_typed_and_nothing_is_taken():
     sides = Sides()
     with pytest.raises(OutOfMemoryError) as refused:
-        sides.worker.take(1 << 39, "output y")
+        sides.worker.take(SEGMENT_BYTES - PAGE, "output y")
     assert refused.value.value == "output y"
     assert sides.worker.pooled_bytes() == 0
     assert sides.worker.take(100) is not None

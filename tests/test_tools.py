@@ -11,7 +11,16 @@ import pytest
 from outrider.scheduler.errors import InvalidOptionError
 from outrider.scheduler.feeds import NodeArg, type_name
 from outrider.tools.agree import agree
-from outrider.tools.inputs import DataFileError, flatten, make_inputs, read_inputs, read_npz, restore, write_npz
+from outrider.tools.inputs import (
+    DataFileError,
+    flatten,
+    free_dimensions,
+    make_inputs,
+    read_inputs,
+    read_npz,
+    restore,
+    write_npz,
+)
 from outrider.tools.text import plain, row, summarize, table
 
 pytestmark = pytest.mark.fast
@@ -100,8 +109,13 @@ def test_inputs_are_made_from_the_signature():
     assert abs(normals.std() - 1) < 0.02
 
 
+def test_a_dimension_without_a_symbol_is_named_by_its_input_and_axis():
+    assert free_dimensions(SIGNATURE) == ["i.1", "n"]
+    assert make_inputs(SIGNATURE, dims={"i.1": 5})["i"].shape == (1, 5)
+
+
 def test_unknown_free_dimension():
-    with pytest.raises(InvalidOptionError, match="Free are: n"):
+    with pytest.raises(InvalidOptionError, match="Free are: i.1, n"):
         make_inputs(SIGNATURE, dims={"batch": 2})
 
 

@@ -1,15 +1,15 @@
-"""How long planning takes: `python -m outrider.tools.bench_planning` prints medians of CPU time for growing graphs."""
+"""How long it takes from claims to partitions, for growing graphs: medians of CPU time."""
 
 from __future__ import annotations
 
 import random
 import statistics
 import time
+from typing import Any
 
 from outrider.scheduler.planning import Offer, PlanNode, ProviderTraits, plan
 
 SIZES = (5_000, 10_000, 20_000, 40_000)
-REPEATS = 5
 
 
 def chain_with_branches(size: int, rng: random.Random) -> list[PlanNode]:
@@ -53,9 +53,9 @@ def offers_for(size: int, providers: int, kind: str, rng: random.Random) -> list
     return offers
 
 
-def main() -> None:
-    """Print one line per kind of claims, number of providers and size; the last column is time per node, relative."""
-    print(f"{'claims':<10} {'providers':>9} {'nodes':>7} {'median ms':>10} {'partitions':>10} {'ms/node, ratio':>15}")
+def rows(rounds: int) -> list[dict[str, Any]]:
+    """One dict per kind of claims, number of providers and size; `times_per_node` is relative to the smallest size."""
+    made: list[dict[str, Any]] = []
     for kind in ("random", "clustered", "fused"):
         for providers in (2, 4):
             first = 0.0
@@ -65,15 +65,20 @@ def main() -> None:
                 offers = offers_for(size, providers, kind, rng)
                 traits = [ProviderTraits(f"p{number}", merge=number % 2 == 0) for number in range(providers)]
                 taken = []
-                for _ in range(REPEATS):
+                for _ in range(rounds):
                     start = time.process_time()
-                    made = plan(nodes, offers, traits, [nodes[-1].outputs[0]])
+                    planned = plan(nodes, offers, traits, [nodes[-1].outputs[0]])
                     taken.append((time.process_time() - start) * 1e3)
                 median = statistics.median(taken)
                 first = first or median / size
-                ratio = median / size / first
-                print(f"{kind:<10} {providers:>9} {size:>7} {median:>10.1f} {len(made.partitions):>10} {ratio:>15.2f}")
-
-
-if __name__ == "__main__":
-    main()
+                made.append(
+                    {
+                        "claims": kind,
+                        "providers": providers,
+                        "nodes": size,
+                        "cpu_ms": median,
+                        "partitions": len(planned.partitions),
+                        "times_per_node": median / size / first,
+                    }
+                )
+    return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.errors import OutriderError
 from outrider.scheduler.report import format_bytes
+from outrider.shm.segment import SEGMENT_BYTES, Segment, create_segment, read_only
 from outrider.tools.opening import progress, provider_list
 from outrider.tools.text import milliseconds, plain
 
@@ -75,19 +75,24 @@ def _versions() -> dict[str, str]:
 def _check(name: str, probe: Callable[[], str]) -> dict[str, Any]:
     try:
         return {"name": name, "ok": True, "detail": probe()}
+    except OutriderError as error:
+        return {"name": name, "ok": False, "detail": str(error)}
     except (OSError, AttributeError) as error:  # AttributeError: Python was built without it
         return {"name": name, "ok": False, "detail": f"{type(error).__name__}: {error}"}
 
 
 def _memfd() -> str:
-    handle = os.memfd_create("outrider-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    handle = create_segment("outrider-doctor")
     try:
-        os.ftruncate(handle, 1 << 40)
-        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        os.close(os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC))
+        shared = read_only(handle)
+        try:
+            segments = [Segment(handle, writable=True), Segment(shared, writable=False)]
+        finally:
+            os.close(shared)
+        segments[0].populate(0, 1, "a page")
     finally:
         os.close(handle)
-    return "a sealed segment of 1 TiB, opened again read-only"
+    return f"a sealed segment of {format_bytes(SEGMENT_BYTES)}, mapped writable and, opened again, read-only"
 
 
 def _eventfd() -> str:
@@ -106,12 +111,16 @@ def _sockets() -> str:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     near.close()
     far.close()
-    folder = tempfile.mkdtemp(prefix="outrider-")
+    path = tempfile.mkdtemp(prefix="outrider-")
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(os.path.join(folder, "control"))
+        folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with socket.socket(socket.AF_UNIX) as one:
+                one.bind(f"/proc/self/fd/{folder}/control")  # as a fleet does: paths of sockets end at 107 bytes
+        finally:
+            os.close(folder)
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(path)
     return f"SOCK_SEQPACKET pairs, and sockets in {tempfile.gettempdir()}"
 
 

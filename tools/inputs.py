@@ -25,23 +25,34 @@ class DataFileError(OutriderError, ValueError):
 def make_inputs(signature: Sequence[NodeArg], seed: int = 0, dims: Mapping[str, int] | None = None) -> dict[str, Any]:
     """A value for each input: standard normals, integers and booleans 0 or 1, strings 'a' or 'b'.
 
-    Dimensions that are not fixed are 1, or what `dims` says for their symbol. Sequences get one item, maps and
-    optionals are empty. The same seed and signature give the same values. Raises InvalidOptionError for a symbol in
-    `dims` that no input has.
+    Dimensions that are not fixed are 1, or what `dims` says for their name (`free_dimensions`). Sequences get one item,
+    maps and optionals are empty. The same seed and signature give the same values. Raises InvalidOptionError for a name
+    in `dims` that no input has.
     """
     dims = dims or {}
-    symbols = {dim for arg in signature for dim in arg.shape if isinstance(dim, str)}
+    free = free_dimensions(signature)
     for name in dims:
-        if name not in symbols:
-            known = ", ".join(sorted(symbols)) or "none"
+        if name not in free:
+            known = ", ".join(free) or "none"
             message = f"--dim {name}={dims[name]}: no input has the free dimension {name!r}. Free are: {known}."
             raise InvalidOptionError(message, name="dim", value=name, expected=known)
     random = np.random.default_rng(seed)
     made = {}
     for arg in signature:
-        shape = tuple(dim if isinstance(dim, int) else dims.get(dim or "", 1) for dim in arg.shape)
+        named = zip(arg.shape, _dimension_names(arg), strict=True)
+        shape = tuple(dim if isinstance(dim, int) else dims.get(name, 1) for dim, name in named)
         made[arg.name] = _value(arg.dtype, shape, random)
     return made
+
+
+def free_dimensions(signature: Sequence[NodeArg]) -> list[str]:
+    """Names of the dimensions that are not fixed: their symbol, or `input.axis` for one without."""
+    named = [pair for arg in signature for pair in zip(arg.shape, _dimension_names(arg), strict=True)]
+    return sorted({name for dim, name in named if not isinstance(dim, int)})
+
+
+def _dimension_names(arg: NodeArg) -> list[str]:
+    return [str(dim or f"{arg.name}.{axis}") for axis, dim in enumerate(arg.shape)]
 
 
 def _value(dtype: str, shape: tuple[int, ...], random: np.random.Generator) -> Any:

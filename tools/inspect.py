@@ -9,7 +9,7 @@ from typing import Any
 from outrider.scheduler.feeds import NodeArg
 from outrider.tools.inputs import write_text
 from outrider.tools.opening import add_model_arguments, open_session
-from outrider.tools.text import plain, table
+from outrider.tools.text import plain, table, visible
 
 
 def add_parser(commands: Any) -> None:
@@ -40,7 +40,7 @@ def inspect(args: argparse.Namespace) -> int:
         return 0
     rows = [["input", arg.name, arg.type, str(arg.shape)] for arg in inputs]
     rows += [["output", arg.name, arg.type, str(arg.shape)] for arg in outputs]
-    print("\n".join([*table(["", "name", "type", "shape"], rows), "", str(report)]))
+    print(visible("\n".join([*table(["", "name", "type", "shape"], rows), "", str(report)])))
     return 0
 
 

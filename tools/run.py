@@ -10,12 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.scheduler.errors import InvalidOptionError, OutputNotFoundError
+from outrider.scheduler.errors import InvalidOptionError, KernelError, OutputNotFoundError
+from outrider.scheduler.feeds import NodeArg
 from outrider.scheduler.report import PlacementReport
 from outrider.tools.agree import TOLERANCE, agree
-from outrider.tools.inputs import flatten, make_inputs, read_inputs, read_npz, restore, write_npz
+from outrider.tools.inputs import flatten, free_dimensions, make_inputs, read_inputs, read_npz, restore, write_npz
 from outrider.tools.opening import add_model_arguments, model_path, open_session, parse_pairs, progress
-from outrider.tools.text import milliseconds, plain, row, summarize, table
+from outrider.tools.text import milliseconds, plain, row, summarize, table, visible
 
 
 def add_parser(commands: Any) -> None:
@@ -28,7 +29,8 @@ def add_parser(commands: Any) -> None:
     )
     given.add_argument("--feed", metavar="FILE.npz", help="all inputs; keys are their names")
     parser.add_argument(
-        "--dim", action="append", default=[], metavar="SYMBOL=SIZE", help="a free dimension of inputs that are made"
+        "--dim", action="append", default=[], metavar="NAME=SIZE",
+        help="a free dimension of inputs that are made: its symbol, or INPUT.AXIS for one without (default: 1)"
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of inputs that are made (default: 0)")
     parser.add_argument("--expect", metavar="FILE.npz", help="compare with these outputs; exit code 1 if they differ")
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         with progress(f"running {os.path.basename(args.model)}"):
             for _ in range(args.repeat):
                 start = time.perf_counter()
-                values = session.run(None, feed)
+                values = _run_once(session, feed, signature if made else [], dims)
                 seconds.append(time.perf_counter() - start)
         results = dict(zip(names, values, strict=True))
         dtypes = {arg.name: arg.dtype for arg in outputs}
@@ -98,8 +100,21 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(plain(document), indent=2))
     else:
-        print("\n".join(_text(facts, expected is not None, args.save)))
+        print(visible("\n".join(_text(facts, expected is not None, args.save))))
     return 1 if differs else 0
+
+
+def _run_once(session: Any, feed: Mapping[str, Any], made: Sequence[NodeArg], dims: Mapping[str, int]) -> Any:
+    """One run. `made`: the inputs that are our own guess, which the error of a kernel then mentions."""
+    try:
+        return session.run(None, feed)
+    except KernelError as error:
+        free = [name for name in free_dimensions(made) if name not in dims]
+        if not free:
+            raise
+        made_so = f"The inputs were made, with size 1 for {', '.join(free)}"
+        remedy = "give other sizes with --dim NAME=SIZE, or inputs with --input or --feed"
+        raise KernelError(f"{error.message}. {made_so}: {remedy}.", **error.fields()) from error
 
 
 def _refuse(name: str, value: Any, expected: str) -> None:
@@ -174,6 +189,7 @@ def _text(facts: Mapping[str, Any], comparing: bool, saved: str | None) -> list[
     served = report.reference_nodes
     if served:
         lines.append(f"{len(served)} nodes are served by onnx.reference, a slow stop-gap")
+    lines += [f"note: {note}" for note in report.notes]
     how = " (made; give your own with --input or --feed)" if facts["inputs_made"] else ""
     lines += ["", *table([f"input{how}", "dtype", "shape", "values"], _rows(facts["inputs"]))]
     lines += ["", *table(["output", "dtype", "shape", "values"], _rows(facts["outputs"])), ""]

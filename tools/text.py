@@ -22,6 +22,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def visible(text: str) -> str:
+    """The text with what no terminal should obey, such as escape sequences in the names of a model, written out."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 def summarize(value: Any) -> dict[str, Any]:
     """{dtype, shape, min, mean, max} of an array of numbers; `first` values instead for strings; `kind` for the rest.
 

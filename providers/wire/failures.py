@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,33 +14,50 @@ from outrider.providers.wire.graph import Node, Value
 from outrider.shm import memory
 from outrider.shm.errors import OutOfMemoryError, OutriderError
 
-_PLAIN = (str, int, float, bool, type(None))
+
+def text_of(value: Any) -> str:
+    """`str(value)` of whatever a provider may hand over: what has no text, or none that UTF-8 can carry, included."""
+    try:
+        text = str(value)
+    except Exception as error:  # anyone's __str__
+        text = f"{type(value).__name__} without text: its __str__ raised {type(error).__name__}"
+    return text.encode(errors="backslashreplace").decode()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, _PLAIN):
+def plain(value: Any) -> Any:
+    """`value` in the types that a message can carry; what has no such form becomes its text."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, float)):
         return value
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {text_of(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
-    return str(value)
+        return [plain(item) for item in value]
+    return text_of(value)
 
 
 def error_to_plain(error: BaseException) -> dict[str, Any]:
     """`{type, message, fields, traceback}` of any exception; only an OutriderError has fields."""
-    story = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    fields = {name: _plain(value) for name, value in error.fields().items()} if isinstance(error, OutriderError) else {}
-    return {"type": type(error).__name__, "message": str(error), "fields": fields, "traceback": story[-65536:]}
+    story = text_of("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    fields = {name: plain(value) for name, value in error.fields().items()} if isinstance(error, OutriderError) else {}
+    return {
+        "type": text_of(type(error).__name__),
+        "message": text_of(error),
+        "fields": fields,
+        "traceback": story[-65536:],
+    }
 
 
-def error_from_plain(plain: dict[str, Any], kinds: Iterable[type[OutriderError]]) -> OutriderError | None:
+def error_from_plain(told: dict[str, Any], kinds: Iterable[type[OutriderError]]) -> OutriderError | None:
     """The error again, when its type is one of `kinds`; None for a type that is not ours."""
     for kind in kinds:
-        if kind.__name__ == plain.get("type"):
-            fields = plain.get("fields")
+        if kind.__name__ == told.get("type"):
+            fields = told.get("fields")
             known = {k: v for k, v in fields.items() if k in kind._fields} if isinstance(fields, dict) else {}
-            return kind(str(plain.get("message")), **known)
+            return kind(str(told.get("message")), **known)
     return None
 
 
@@ -60,7 +77,7 @@ def fail(nodes: Sequence[Node], values: Sequence[Value], items: Sequence[Any], c
         what = f"the unit of {first_names([node.name for node in nodes])}"
     if isinstance(cause, MemoryError):
         raise OutOfMemoryError(
-            f"{what} ran out of memory: {cause}; use smaller inputs",
+            f"{what} ran out of memory: {text_of(cause)}; use smaller inputs",
             value=nodes[0].name,
             available=memory.available_bytes(),
         ) from cause
@@ -70,7 +87,8 @@ def fail(nodes: Sequence[Node], values: Sequence[Value], items: Sequence[Any], c
         f"{one['name'] or '(omitted)'}: {one['dtype']}{'' if one['shape'] is None else one['shape']}"
         for one in described
     )
-    reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+    said = text_of(cause)
+    reason = f"{type(cause).__name__}: {said}" if said else type(cause).__name__
     raise KernelError(
         f"{what} failed: {reason}; its inputs were {listed or 'none'}",
         node=nodes[0].name,

@@ -100,7 +100,8 @@ class PartitionPlan:
     `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, result, published}] on the worker's own board, `result`
     for those that go to the caller only, `published` for those that leave the partition; `units`: [{graph, constants}]
     with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge whose word says
-    that the partition has run; `last`: no partition waits for it, so it wakes the caller.
+    that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the last partition
+    of the same worker that this one waits for, directly or through others, -1 for none.
     """
 
     partition: int
@@ -110,6 +111,7 @@ class PartitionPlan:
     rings: list[int]
     done: int
     last: bool
+    after: int
 
 
 @dataclass(frozen=True)

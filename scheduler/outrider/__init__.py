@@ -27,4 +27,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *importlib.import_module("outrider.scheduler").__all__})
+    return ["__version__", "scheduler", *importlib.import_module("outrider.scheduler").__all__]

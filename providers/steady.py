@@ -1,0 +1,72 @@
+"""The steady state of a lane: while its inputs keep their layouts, a run is a few words and prepared calls.
+
+After a run whose values all have fixed places, what it did is kept: which words it read, which bound calls it made on
+which arrays, which words it wrote. As long as the inputs come under the same layout numbers, with the same versions of
+their records, and no place of this worker has moved, the next run is that again, with nothing looked up. Anything else
+(a new shape, a result in a block of the output pool, a value without a place) takes the general way in `host.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.providers.contract import Run, Unit
+from outrider.providers.wire.failures import fail
+from outrider.shm.board import BoardReader, BoardWriter
+from outrider.shm.places import Places
+
+Call = tuple[Unit, Run, Sequence[Any]]  # a unit, its bound callable, and the arrays it is called with
+
+
+class Steady:
+    """One lane's last run, ready to be repeated. Only where stores keep their order (`STRONG_ORDER`)."""
+
+    __slots__ = ("_words", "_inputs", "_calls", "_units", "_outputs", "_places", "_epoch")
+
+    def __init__(
+        self,
+        board: BoardWriter,
+        places: Places,
+        slot: int,
+        inputs: Sequence[tuple[BoardReader, int, int]],
+        calls: Sequence[Call],
+        outputs: Sequence[tuple[int, int]],
+        done: int,
+    ) -> None:
+        """`inputs`: (reader, edge, layout number); `outputs`: (edge, layout number); `done` is published last."""
+        self._words = board.words
+        self._inputs = tuple(
+            (reader.words, reader.index(edge, slot), number, *reader.version_at(edge, slot, number))
+            for reader, edge, number in inputs
+        )
+        self._calls = tuple((call, arguments) for _, call, arguments in calls)
+        self._units = tuple(unit for unit, _, _ in calls)
+        self._outputs = (*((board.index(edge, slot), number) for edge, number in outputs), (board.index(done, slot), 1))
+        self._places = places
+        self._epoch = places.epoch
+
+    def fits(self, run: int) -> bool:
+        """True if `run` finds everything as it was."""
+        if self._places.epoch != self._epoch:
+            return False
+        base = run << 16
+        for words, index, number, at, version in self._inputs:
+            if words[index] != base | number or words[at] != version:
+                return False
+        return True
+
+    def repeat(self, run: int) -> None:
+        """Make the calls and publish. Raises what `fail` makes of a call's exception, with nothing published."""
+        made = 0
+        try:
+            for call, arguments in self._calls:
+                call(arguments)
+                made += 1
+        except (Exception, SystemExit) as error:  # a provider may raise anything
+            unit = self._units[made]
+            fail(unit.nodes, unit.inputs, self._calls[made][1], error)
+        base = run << 16
+        words = self._words
+        for index, number in self._outputs:
+            words[index] = base | number

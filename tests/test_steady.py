@@ -1,0 +1,160 @@
+"""The steady state is a shortcut, not another behaviour: whatever comes between two equal runs, answers stay right."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
+from outrider.scheduler.steady import Signature
+from tests.builders import model, node, tensor
+
+pytestmark = pytest.mark.fast
+
+TOUCHY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py") + ":Touchy"
+LARGE = 1 << 15  # elements: results of this size are leased, those of smaller ones copied
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with Fleet(["cpu", "cpu:1", TOUCHY]) as made:
+        yield made
+
+
+def session_on(fleet: Fleet, **options: Any) -> InferenceSession:
+    """y = exp(-relu(x)) * w over two workers, z = relu(x) and w returned too; w may be left out."""
+    nodes = [
+        node("Relu", "x", "z", "first"),
+        node("Neg", "z", "n", "second"),
+        node("Exp", "n", "e", "third"),
+        node("Mul", "e w", "y", "fourth"),
+    ]
+    inputs, outputs = [tensor("x", ["N"]), tensor("w", [1])], [tensor(name, ["N"]) for name in ("y", "z")]
+    made = model(nodes, inputs, [*outputs, tensor("w", [1])], {"w": np.array([2], np.float32)})
+    pins = {"first": TOUCHY, "second": "cpu:1", "third": "cpu", "fourth": "cpu:1"}
+    return InferenceSession(made, options=SessionOptions(fleet=fleet, pins=pins, **options))
+
+
+def expected(x: np.ndarray, w: float = 2.0) -> dict[str, np.ndarray]:
+    z = np.maximum(x, 0)
+    return {"y": np.exp(-z) * np.float32(w), "z": z, "w": np.array([w], np.float32)}
+
+
+def check(results: list[np.ndarray], names: list[str], x: np.ndarray, w: float = 2.0) -> None:
+    wanted = expected(x, w)
+    for name, result in zip(names, results, strict=True):
+        np.testing.assert_array_equal(result, wanted[name])
+        assert result.flags.writeable and result.flags.c_contiguous
+
+
+RUNS = st.tuples(
+    st.sampled_from([1, 3, 3, 3, 40, LARGE]),
+    st.sampled_from([None, None, None, ["y"], ["z", "y"], ["w"], ["y", "y", "w"]]),
+    st.sampled_from([None, None, 2.0, 5.0]),
+    st.sampled_from(["same", "same", "same", "raises", "bad", "strided", "list"]),
+)
+
+
+@settings(
+    deadline=None, derandomize=True, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(RUNS, min_size=8, max_size=30), st.integers(1, 3))
+def test_any_order_of_runs(fleet: Fleet, runs: list[tuple[Any, ...]], slots: int) -> None:
+    held: list[tuple[list[np.ndarray], list[str], np.ndarray, float]] = []
+    with session_on(fleet, max_in_flight=slots) as session:
+        for number, (count, names, w, kind) in enumerate(runs):
+            x = np.linspace(-1, 1, count, dtype=np.float32) + np.float32(number)
+            feed: dict[str, Any] = {"x": x} if w is None else {"x": x, "w": np.array([w], np.float32)}
+            if kind == "raises":
+                x = x.copy()
+                x[0] = -13
+                with pytest.raises(errors.KernelError, match="unlucky"):
+                    session.run(names, {**feed, "x": x})
+                continue
+            if kind == "bad":
+                with pytest.raises(errors.DtypeMismatchError):
+                    session.run(names, {**feed, "x": x.astype(np.float64)})
+                continue
+            if kind == "strided":
+                feed["x"] = np.repeat(x, 2)[::2]
+            if kind == "list":
+                feed["x"] = x.tolist()
+            results = session.run(names, feed)
+            check(results, names or ["y", "z", "w"], x, w or 2.0)
+            held.append((results, names or ["y", "z", "w"], x, w or 2.0))
+        for one in held[-6:]:  # results do not change with later runs
+            check(*one)
+
+
+def test_it_allocates_and_binds_nothing(fleet: Fleet) -> None:
+    with session_on(fleet) as session:
+        x = np.ones(5, np.float32)
+        for _ in range(3):
+            session.run(None, {"x": x})
+        before = session.stats()
+        for number in range(50):
+            check(session.run(None, {"x": x * number}), ["y", "z", "w"], x * number)
+        after = session.stats()
+    assert after["allocated_bytes"] == before["allocated_bytes"]
+    for name, counters in after["providers"].items():
+        assert counters["bound"] == before["providers"][name]["bound"]
+        assert counters["copies"] == before["providers"][name]["copies"]
+    assert after["runs"] - before["runs"] == 50
+    # x in; y and z out; w passes by
+    assert after["copies"] - before["copies"] == 150
+    assert after["copied_bytes"] - before["copied_bytes"] == 50 * 3 * x.nbytes
+
+
+def test_a_death_in_the_steady_state_is_a_death() -> None:
+    x = np.ones(5, np.float32)
+    with Fleet(["cpu", "cpu:1", TOUCHY]) as own, session_on(own) as session:
+        for _ in range(5):
+            session.run(None, {"x": x})
+        bad = x.copy()
+        bad[0] = -666
+        with pytest.raises(errors.WorkerDiedError) as caught:
+            session.run(None, {"x": bad})
+        assert (caught.value.provider, caught.value.signal, caught.value.nodes) == (TOUCHY, "SIGKILL", ["first"])
+        for _ in range(5):
+            check(session.run(None, {"x": x}), ["y", "z", "w"], x)
+
+
+def test_many_threads_with_two_shapes(fleet: Fleet) -> None:
+    wrong: list[BaseException] = []
+
+    def call(number: int) -> None:
+        try:
+            for turn in range(60):
+                x = np.full(3 + (number + turn // 7) % 2, number + turn / 100, np.float32)
+                check(session.run(None, {"x": x}), ["y", "z", "w"], x)
+        except BaseException as error:
+            wrong.append(error)
+
+    with session_on(fleet, max_in_flight=3) as session:
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_what_is_no_plain_dict_of_plain_arrays_has_no_signature() -> None:
+    x = np.ones(3, np.float32)
+    signature = Signature.of({"x": x})
+    assert signature is not None
+    assert signature.fits({"x": x * 2})
+    big = x.astype(">f4")
+    others = ({}, {"x": x, "y": x}, {"y": x}, {"x": x[:2]}, {"x": x.tolist()}, {"x": x.astype("f8")}, {"x": big}, [x])
+    for feed in others:
+        assert not signature.fits(feed)
+    assert not signature.fits({"x": np.ma.masked_array(x)})
+    assert Signature.of({"x": np.array(["a"], object)}) is None
+    assert Signature.of({"x": [x]}) is None
