@@ -139,7 +139,9 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx
     if not isinstance(model, (str, os.PathLike)):
         reason = f"a model is a path, bytes or a ModelProto, not {type(model).__name__}"
         raise ModelLoadError(f"{reason}.", path="", reason=reason)
-    path = os.fspath(model)
+    path = os.fsdecode(model)
+    if "\0" in path:
+        raise load_error(repr(path), "is no path, it holds a null character")
     try:
         with open(path, "rb", opener=_opened) as file:
             info = os.fstat(file.fileno())
@@ -149,7 +151,10 @@ def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx
             data = file.read()
     except FileNotFoundError as error:
         reason = "there is no such file"
-        raise ModelNotFoundError(f"{path}: {reason}.", path=path, reason=reason) from error
+        if not os.path.isabs(path):
+            with contextlib.suppress(OSError):
+                reason += f" (the current folder is {os.getcwd()})"
+        raise ModelNotFoundError(f"{path or repr(path)}: {reason}.", path=path, reason=reason) from error
     except IsADirectoryError as error:
         raise load_error(path, "is a folder; give the .onnx file in it") from error
     except OSError as error:

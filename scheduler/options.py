@@ -277,7 +277,7 @@ class ProviderSpec(_Options):
 
     - `kind`: 'cpu', 'null', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells instances apart.
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
-    - `threads`: CPU threads, None for all usable cores divided among the CPU workers.
+    - `threads`: CPU threads, None for all usable cores.
     - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped.
     - `options`: passed to the provider's `setup(context)` as `context.options`.
 

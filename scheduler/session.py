@@ -36,14 +36,18 @@ from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
 from outrider.shm.doorbell import Doorbell
 
-INTERRUPTED_SECONDS = 0.5  # a worker in a long run gets that much more when the user pressed Ctrl-C
+INTERRUPTED_SECONDS = 0.5  # what a busy worker gets to stop by itself after Ctrl-C
 
 
 class InferenceSession:
     """One model, placed on workers and ready to run.
 
-    `model`: path, bytes or ModelProto. `providers`: in priority order, see `outrider.scheduler.specs`; None means
-    ["cpu"]. `sess_options` (onnxruntime's position) or `options`: a SessionOptions. Raises the errors of options and
+        with InferenceSession("model.onnx", providers=["my_provider.py:MyProvider", "cpu"]) as session:
+            outputs = session.run(None, {"x": array})
+
+    `model`: path, bytes or ModelProto. `providers`: in priority order, 'cpu', 'null', 'package.module:Class',
+    'file.py:Class', any of them in a pair with a dict of its options, or a ProviderSpec; None means ["cpu"].
+    `sess_options` (onnxruntime's position) or `options`: a SessionOptions. Raises the errors of options and
     providers, then those of the model, before any process starts; then ProviderUnavailableError, UnsupportedOpError,
     PinDeclinedError, ClaimBrokenError and their kin. A context manager; `close` is idempotent, and results stay valid
     after it.
@@ -99,7 +103,8 @@ class InferenceSession:
             self._runner = runner
             self._blueprint, generation = self._deploy(self._placer.place())
             runner.install(generation)
-        except BaseException:
+        except BaseException as error:
+            self._resources.hurry(type(error))
             self._finalizer()
             raise
         self._loaded: LoadedModel = self._placer.loaded
@@ -245,8 +250,7 @@ class InferenceSession:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._resources.own_fleet is not None:
-            self._resources.own_fleet.monitor.patience = INTERRUPTED_SECONDS
+        self._resources.hurry(kind)
         self.close()
 
     def __repr__(self) -> str:
@@ -306,6 +310,11 @@ class _Resources:
         self.runner: Runner | None = None
         self.workers: Sequence[Worker] = ()
         self.bells: Sequence[Doorbell] = ()
+
+    def hurry(self, kind: type[BaseException] | None) -> None:
+        """Whoever pressed Ctrl-C does not want to wait for a worker that is busy."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt) and self.own_fleet is not None:
+            self.own_fleet.monitor.patience = INTERRUPTED_SECONDS
 
     def close(self) -> None:
         if os.getpid() != self._pid:

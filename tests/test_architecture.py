@@ -170,3 +170,14 @@ def test_package_is_lazy() -> None:
 def test_public_names_are_found_in_a_fresh_process() -> None:
     loaded = _modules_after("import outrider; assert outrider.InferenceSession is outrider.scheduler.InferenceSession")
     assert "outrider.scheduler.session" in loaded
+
+
+def test_both_packages_offer_the_same_names() -> None:
+    import outrider
+    from outrider import scheduler
+
+    assert outrider.__all__ == scheduler.__all__
+    assert all(getattr(outrider, name) is getattr(scheduler, name) for name in outrider.__all__)
+    assert set(outrider.__all__) < set(dir(outrider))
+    with pytest.raises(AttributeError, match="it offers CancelToken, Fleet, InferenceSession"):
+        outrider.InferenceSesion  # noqa: B018

@@ -214,7 +214,8 @@ def test_doctor(folder):
 
 
 BAD_USAGE = [
-    (["run", "absent.onnx"], "absent.onnx"),
+    (["run", "absent.onnx"], "absent.onnx: there is no such file (the current folder is /"),
+    (["run", ""], "'': there is no such file"),
     (["run", "cut.onnx"], "cut.onnx"),
     (["run", "."], "."),
     (["run", "@nothing"], "@basic-pitch"),
@@ -415,3 +416,22 @@ def test_names_of_a_model_do_not_command_the_terminal(tmp_path):
     code, _, err = call(tmp_path, "run", "e.onnx", "--providers", "null,cpu", "--pin", "\x1b[0m=cpu")
     assert code == 2
     assert "\x1b" not in out + err
+
+
+@pytest.mark.parametrize("package", ["numpy", "onnx", "msgpack", "zmq"])
+def test_a_missing_package_is_one_sentence(folder, package):
+    hidden = f"import sys; sys.modules['{package}'] = None; import outrider.__main__ as m; sys.exit(m.main())"
+    words = [sys.executable, "-c", hidden, "run", "model.onnx"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("outrider: a package that outrider needs cannot be imported: ")
+    assert package in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_tells_a_missing_package(folder):
+    hidden = "import sys; sys.modules['onnx'] = None; import outrider.__main__ as m; sys.exit(m.main())"
+    words = [sys.executable, "-c", hidden, "doctor"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3
+    assert "packages     FAILS: ModuleNotFoundError: import of onnx halted" in done.stdout

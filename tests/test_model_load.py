@@ -101,6 +101,8 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         load_model(tmp_path)
     with pytest.raises(FileNotFoundError):
         load_model(str(tmp_path / "missing"))
+    with pytest.raises(ModelLoadError, match="null character"):
+        load_model("a\0b.onnx")
     with pytest.raises(ModelLoadError, match="path, bytes or a ModelProto"):
         load_model(3)  # type: ignore[arg-type]
 

@@ -84,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNREAD
     except errors.OutriderError as error:
         return _fail(str(error), USAGE if isinstance(error, _USAGE_ERRORS) else FAILED, args.debug, error)
+    except ImportError as error:
+        text = f"a package that outrider needs cannot be imported: {error}. `outrider doctor` lists what is there."
+        return _fail(text, FAILED, args.debug)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _FULL:
             _drop_output()
@@ -111,7 +114,8 @@ def _drop_output() -> None:
 def _add_current_folder() -> None:
     """`module:Class` of the current folder; workers get this path. All that we need is loaded before: a file called
     msgpack.py beside the model is not MessagePack."""
-    importlib.import_module("outrider.scheduler.session")
+    with contextlib.suppress(ImportError):  # the command that needs it will tell
+        importlib.import_module("outrider.scheduler.session")
     if sys.stderr.isatty():
         importlib.import_module("rich.console")
     with contextlib.suppress(OSError):  # the current folder may have been removed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
@@ -42,8 +43,8 @@ def doctor(args: argparse.Namespace) -> int:
     checks = [
         _check(name, probe)
         for name, probe in {
-            "memfd": _memfd, "eventfd": _eventfd, "pidfd": _pidfd, "sockets": _sockets, "memory": _memory,
-            "cores": _cores, "descriptors": _descriptors,
+            "packages": _packages, "memfd": _memfd, "eventfd": _eventfd, "pidfd": _pidfd, "sockets": _sockets,
+            "memory": _memory, "cores": _cores, "descriptors": _descriptors,
         }.items()
     ]  # fmt: skip
     with progress("starting providers"):
@@ -77,8 +78,13 @@ def _check(name: str, probe: Callable[[], str]) -> dict[str, Any]:
         return {"name": name, "ok": True, "detail": probe()}
     except OutriderError as error:
         return {"name": name, "ok": False, "detail": str(error)}
-    except (OSError, AttributeError) as error:  # AttributeError: Python was built without it
+    except (OSError, ImportError, AttributeError) as error:  # AttributeError: Python was built without it
         return {"name": name, "ok": False, "detail": f"{type(error).__name__}: {error}"}
+
+
+def _packages() -> str:
+    importlib.import_module("outrider.scheduler.session")  # and with it everything that a session needs
+    return "all that are needed can be imported"
 
 
 def _memfd() -> str:
@@ -144,8 +150,10 @@ def _descriptors() -> str:
 
 def _start(name: str) -> dict[str, Any]:
     """Start one provider in a worker of its own, and stop it."""
-    from outrider.scheduler import Fleet
-
+    try:
+        from outrider.scheduler import Fleet
+    except ImportError as error:
+        return {"name": name, "ok": False, "detail": f"cannot be started: {error}"}
     start = time.perf_counter()
     try:
         with Fleet([name]):
