@@ -156,7 +156,7 @@ class Monitor(threading.Thread):
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
-        self._watched: dict[int, Callable[[], None]] = {}
+        self._watched: dict[int, Callable[[], object]] = {}
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -331,7 +331,7 @@ class Monitor(threading.Thread):
         self._watch(reader, lambda: self._read_output(worker, reader))
         worker.output_fd = reader
 
-    def _watch(self, fd: int, action: Callable[[], None]) -> None:
+    def _watch(self, fd: int, action: Callable[[], object]) -> None:
         self._watched[fd] = action
         self._poller.register(fd, zmq.POLLIN)
 
