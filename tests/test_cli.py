@@ -378,7 +378,7 @@ def test_a_kernel_that_fails_on_made_inputs_says_that_they_were_made(tmp_path):
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "p.onnx")
     code, _, err = call(tmp_path, "run", "p.onnx", "--dim", "n=2")
     assert code == 3
-    assert "The inputs were made, with size 1 for h, x.3: give other sizes with --dim" in err.replace("\n", " ")
+    assert "The inputs were made, with size 1 for h, x.3, integers 0 or 1: give other sizes with --dim" in err.replace("\n", " ")
     assert call(tmp_path, "run", "p.onnx", "--dim", "h=2", "--dim", "x.3=2")[0] == 0
 
 

@@ -109,12 +109,12 @@ def _run_once(session: Any, feed: Mapping[str, Any], made: Sequence[NodeArg], di
     try:
         return session.run(None, feed)
     except KernelError as error:
-        free = [name for name in free_dimensions(made) if name not in dims]
-        if not free:
+        if not made:
             raise
-        made_so = f"The inputs were made, with size 1 for {', '.join(free)}"
-        remedy = "give other sizes with --dim NAME=SIZE, or inputs with --input or --feed"
-        raise KernelError(f"{error.message}. {made_so}: {remedy}.", **error.fields()) from error
+        free = [name for name in free_dimensions(made) if name not in dims]
+        guess = f"size 1 for {', '.join(free)}, integers 0 or 1" if free else "integers 0 or 1"
+        remedy = f"give {'other sizes with --dim NAME=SIZE, or ' if free else ''}inputs with --input or --feed"
+        raise KernelError(f"{error.message}. The inputs were made, with {guess}: {remedy}.", **error.fields()) from error
 
 
 def _refuse(name: str, value: Any, expected: str) -> None:
