@@ -223,7 +223,7 @@ class BoundUnit:
 
     def _check(self, i: int, dtype: str, rank: int) -> None:
         declared = self.unit.outputs[i]
-        if declared.dtype not in ("undefined", dtype):
+        if declared.dtype not in ("undefined", dtype, f"optional({dtype})"):
             raise self._broken(declared.name, f"dtype {declared.dtype}", dtype)
         if declared.shape is not None and len(declared.shape) != rank:
             raise self._broken(declared.name, f"rank {len(declared.shape)}", f"rank {rank}")

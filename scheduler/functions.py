@@ -19,6 +19,7 @@ from outrider.scheduler.skeleton import (
     Skeleton,
     body_graphs,
     constant_as_tensor,
+    drop_trailing,
     name_nodes,
     opset_imports,
     unique,
@@ -123,8 +124,7 @@ class _Inliner:
         copy.CopyFrom(node)
         copy.input[:] = [self._renamed(name, names, prefix) for name in node.input]
         copy.output[:] = [self._renamed(name, names, prefix) for name in node.output]
-        while copy.input and copy.input[-1] == "":
-            del copy.input[-1]
+        drop_trailing(copy)
         del copy.attribute[:]
         for attribute in node.attribute:
             if not attribute.ref_attr_name:

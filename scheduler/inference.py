@@ -18,12 +18,12 @@ import math
 from collections.abc import Collection, Mapping
 
 import onnx
-from onnx import shape_inference
+from onnx import helper, shape_inference
 
 from outrider.providers.wire.dtypes import BY_NUMBER
 from outrider.providers.wire.graph import Shape
 from outrider.scheduler.limits import function_key
-from outrider.scheduler.skeleton import Skeleton, body_graphs, has_bodies, walk
+from outrider.scheduler.skeleton import Skeleton, body_graphs, has_bodies, walk, walk_nodes
 
 HIDDEN = "outrider.hidden"  # a domain no library knows: passes through inference and conversion untouched
 MAX_ROUNDS = 8
@@ -40,6 +40,9 @@ _PROPAGATORS = {
 
 _logger = logging.getLogger(__name__)
 
+# These read the type of their input without asking whether it has one: with onnx 1.23 the process dies of it.
+FRAGILE = {"EyeLike", "RegexFullMatch", "DictVectorizer", "LabelEncoder", "TreeEnsemble"}
+
 
 def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     """A copy of the skeleton's model with `value_info` of everything that inference knows.
@@ -50,6 +53,10 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     model.CopyFrom(skeleton.model)
     _clear_output_shapes(model.graph)
     _complete_calls(model)
+    for function in model.functions:  # what a call knows of its inputs is not seen here
+        for node in walk_nodes(function.node):
+            if node.op_type in FRAGILE:
+                node.domain = HIDDEN
     set_imports(model, skeleton.imports())
     groups = opset_groups(skeleton)
     if len(groups) <= 1:
@@ -215,14 +222,39 @@ def _known_dims(kind: onnx.TypeProto) -> int:
 
 
 def _infer_once(model: onnx.ModelProto, data_prop: bool, notes: list[str]) -> onnx.ModelProto:
-    try:
-        return shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
-    except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
-        note = f"shape inference failed, so planning knows fewer types: {str(error).strip()}"
-        if note not in notes:
-            _logger.warning(note)
-            notes.append(note)
-        return model
+    """One call into ONNX; more where fragile nodes have to wait for the types of their inputs."""
+    waiting = _fragile(model.graph, set())
+    while True:
+        hidden = hide(model, waiting)
+        try:
+            model = shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
+        except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
+            note = f"shape inference failed, so planning knows fewer types: {str(error).strip()}"
+            if note not in notes:
+                _logger.warning(note)
+                notes.append(note)
+            unhide(model, hidden)
+            return model
+        unhide(model, hidden)
+        still = _fragile(model.graph, set())
+        if len(still) == len(waiting):
+            return model
+        waiting = still
+
+
+def _fragile(graph: onnx.GraphProto, outer: set[str]) -> set[str]:
+    """Fragile nodes that read a value of unknown type. `outer`: the values around the graph whose type is known."""
+    made = {name for node in graph.node for name in node.output}
+    infos = [*graph.input, *graph.value_info, *graph.output]
+    typed = {info.name for info in infos if dtype_of(info.type) != "undefined"}
+    known = (outer - made) | typed | {tensor.name for tensor in graph.initializer}
+    known |= {node.output[0] for node in graph.node if node.op_type == "Constant" and node.domain == ""}
+    found = {node.name for node in graph.node if node.op_type in FRAGILE and not known.issuperset(node.input)}
+    for node in graph.node:
+        if has_bodies(node):
+            for _, body in body_graphs(node):
+                found |= _fragile(body, known)
+    return found
 
 
 def _complete_calls(model: onnx.ModelProto) -> None:
@@ -236,9 +268,17 @@ def _complete_calls(model: onnx.ModelProto) -> None:
 
 
 def _clear_output_shapes(graph: onnx.GraphProto) -> None:
+    """Forget the shapes that outputs are declared with; those that are inputs or weights have theirs.
+
+    Inference would take an empty declaration of such an output for the value's type everywhere.
+    """
     for g in _graphs(graph):
+        known = {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in g.initializer}
+        known |= {value.name: value.type for value in g.input}
         for value in g.output:
-            if value.type.WhichOneof("value") == "tensor_type":
+            if value.name in known:
+                value.type.CopyFrom(known[value.name])
+            elif value.type.WhichOneof("value") == "tensor_type":
                 value.type.tensor_type.ClearField("shape")
 
 

@@ -22,14 +22,24 @@ from functools import cache
 import onnx
 from onnx import AttributeProto, shape_inference, version_converter
 
-from outrider.scheduler.inference import hide, opset_groups, set_imports
+from outrider.scheduler.inference import FRAGILE, hide, opset_groups, set_imports
 from outrider.scheduler.skeleton import Skeleton, body_graphs, has_bodies, walk
 
 TARGET = 21
 # Operator -> opsets (first, last): Dropout-7 has a mask of its input's type, which stays declared;
 # GroupNormalization-18 has scale and bias per group, -21 per channel, and the converter only renumbers; PRelu-6 has one
-# slope per channel, which it does not reshape; Scan-8 has a batch axis, which it drops.
-BROKEN = {"Dropout": (7, 9), "GroupNormalization": (18, 20), "PRelu": (1, 6), "Scan": (8, 8)}
+# slope per channel, which it does not reshape; Scan-8 has a batch axis, which it drops; Softmax-1 and its kin flatten,
+# and the Reshape that it puts after them takes an axis of size 0 for one to copy, and fails in some bodies; Hardmax-1
+# it only renumbers.
+BROKEN = {
+    "Dropout": (7, 9),
+    "GroupNormalization": (18, 20),
+    "Hardmax": (1, 12),
+    "LogSoftmax": (1, 12),
+    "PRelu": (1, 6),
+    "Scan": (8, 8),
+    "Softmax": (1, 12),
+}
 
 _Which = Callable[[onnx.NodeProto], bool]
 _logger = logging.getLogger(__name__)
@@ -110,6 +120,8 @@ def _lower_group(
         """Nodes that the converter must not see. Control flow stays, so that bodies are converted."""
         if (node.domain, node.op_type) in functions or skeleton.opsets.get(node.name, {}) != own:
             return not has_bodies(node)
+        if node.op_type in FRAGILE:  # the converter infers types, too; none of them has another form in opset 21
+            return True
         return node.domain == "" and (_since(node.op_type, opset) is None or _broken(node, opset))
 
     refused: set[str] = set()

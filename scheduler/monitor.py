@@ -30,6 +30,7 @@ from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 from outrider.scheduler import lifecycle
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.options import ProviderSpec
+from outrider.scheduler.output import KEPT_BYTES, WorkerOutput
 from outrider.shm.descriptors import DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError, OutriderError
@@ -37,7 +38,6 @@ from outrider.shm.errors import ChannelClosedError, OutriderError
 log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
-OUTPUT_BYTES = 64 * 1024
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
 # Without the folders of argv[3] while a worker imports itself: a numpy.py beside a model is not NumPy.
 _BOOT = (
@@ -80,8 +80,7 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
         self.channel: DescriptorChannel | None = None
-        self.output: collections.deque[bytes] = collections.deque()
-        self.output_bytes = 0
+        self.output = WorkerOutput()
         self.output_fd = -1
         self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
         self.death: WorkerDiedError | None = None
@@ -126,7 +125,7 @@ class Worker:
 
     def tail(self) -> str:
         """The last 64 KiB that the process wrote to its standard output and error."""
-        return b"".join(self.output).decode(errors="replace")[-OUTPUT_BYTES:]
+        return self.output.tail()
 
 
 class Monitor(threading.Thread):
@@ -157,7 +156,7 @@ class Monitor(threading.Thread):
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
-        self._watched: dict[int, Callable[[], None]] = {}
+        self._watched: dict[int, Callable[[], object]] = {}
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -278,8 +277,7 @@ class Monitor(threading.Thread):
         worker.incarnation += 1
         worker.life = lifecycle.Lifecycle()
         worker.hello = None
-        worker.output.clear()
-        worker.output_bytes = 0
+        worker.output = WorkerOutput()
         try:
             self._launch(worker)
         except (OSError, ValueError, TypeError) as error:
@@ -333,7 +331,7 @@ class Monitor(threading.Thread):
         self._watch(reader, lambda: self._read_output(worker, reader))
         worker.output_fd = reader
 
-    def _watch(self, fd: int, action: Callable[[], None]) -> None:
+    def _watch(self, fd: int, action: Callable[[], object]) -> None:
         self._watched[fd] = action
         self._poller.register(fd, zmq.POLLIN)
 
@@ -343,20 +341,18 @@ class Monitor(threading.Thread):
             self._poller.unregister(fd)
             os.close(fd)
 
-    def _read_output(self, worker: Worker, reader: int) -> None:
+    def _read_output(self, worker: Worker, reader: int) -> bool:
+        """Read what is there and log its lines; False when nothing was."""
         try:
-            data = os.read(reader, OUTPUT_BYTES)
+            data = os.read(reader, KEPT_BYTES)
         except BlockingIOError:
-            return
+            return False
+        lines = worker.output.add(data) if data else worker.output.end()
         if not data:
             self._unwatch(reader)
-            return
-        worker.output.append(data)
-        worker.output_bytes += len(data)
-        while worker.output_bytes - len(worker.output[0]) > OUTPUT_BYTES:
-            worker.output_bytes -= len(worker.output.popleft())
-        for line in data.decode(errors="replace").splitlines():
+        for line in lines:
             logging.getLogger(f"outrider.worker.{worker.name}").info("%s", line)
+        return bool(data)
 
     def _send(self, worker: Worker, body: bytes) -> None:
         try:
@@ -399,9 +395,7 @@ class Monitor(threading.Thread):
         worker.pidfd = -1
         reader = worker.output_fd
         while reader in self._watched:  # what it wrote last; a grandchild may keep the pipe open
-            before = worker.output_bytes
-            self._read_output(worker, reader)
-            if worker.output_bytes == before:
+            if not self._read_output(worker, reader):
                 break
         self._unwatch(reader)
         with worker._channel_lock:

@@ -14,7 +14,7 @@ from outrider.providers.wire.dtypes import is_tensor
 from outrider.providers.wire.graph import OMITTED, Graph, Node, Value
 from outrider.scheduler.inference import dtype_of, shape_of
 from outrider.scheduler.lowering import Lowered, Lowering
-from outrider.scheduler.skeleton import Skeleton
+from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
 
 FIRST_IR_WITH_OVERRIDES = 4  # before it every initializer had to be listed as an input, and was constant all the same
 
@@ -48,6 +48,9 @@ class Builder:
         self.imports = skeleton.imports()
         self.constant_nodes: list[tuple[str, str]] = []
         self.functions = {(f.domain, f.name, f.overload) for f in skeleton.model.functions}
+        self.declared = {
+            (node.name, part): body.output for node in walk(skeleton.model.graph) for part, body in body_graphs(node)
+        }
 
     def graph(self, graph: onnx.GraphProto, outer: Scope | None = None) -> tuple[Graph, Scope]:
         """The plain form of a graph or body, and its scope."""
@@ -133,7 +136,8 @@ class Builder:
         for attribute in proto.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 body, inner = self.graph(attribute.g, scope)
-                attributes[attribute.name] = body
+                declared = self.declared.get((proto.name, attribute.name.removesuffix("_branch")), ())
+                attributes[attribute.name] = replace(body, outputs=_with_ranks(body.outputs, declared))
                 captured.update(inner.captured)
             elif attribute.type == AttributeProto.GRAPHS:
                 pairs = [self.graph(graph, scope) for graph in attribute.graphs]
@@ -208,6 +212,15 @@ _DECODE: dict[int, Callable[[AttributeProto], Any]] = {
     AttributeProto.TYPE_PROTO: lambda a: dtype_of(a.tp),
     AttributeProto.TYPE_PROTOS: lambda a: [dtype_of(item) for item in a.type_protos],
 }
+
+
+def _with_ranks(outputs: tuple[Value, ...], declared: Iterable[onnx.ValueInfoProto]) -> tuple[Value, ...]:
+    """A body's outputs; those of which inference knows not even the rank have the shape that the model declares.
+
+    A Loop without an iteration needs it for its scan outputs. Known ranks are kept: declarations lie at times.
+    """
+    shapes = {info.name: shape_of(info.type) for info in declared}
+    return tuple(replace(v, shape=shapes.get(v.name)) if v.shape is None else v for v in outputs)
 
 
 def _flattened(node: Node, original: Node) -> Node:

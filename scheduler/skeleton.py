@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import onnx
@@ -175,9 +176,24 @@ def _copy_nodes(source: Iterable[onnx.NodeProto], target: list[onnx.NodeProto], 
                 constant_as_tensor(copy, store, f"node {name!r}{where}")
         copy.name = name
         copy.domain = canonical(node.domain)
-        while copy.input and copy.input[-1] == "":
-            del copy.input[-1]
+        drop_trailing(copy)
         target.append(copy)
+
+
+def drop_trailing(node: onnx.NodeProto) -> None:
+    """Drop trailing omitted inputs, in place, down to as many as ONNX wants to see."""
+    least = _least_inputs(node.op_type, node.domain)
+    while len(node.input) > least and node.input[-1] == "":
+        del node.input[-1]
+
+
+@cache
+def _least_inputs(op_type: str, domain: str) -> int:
+    """How many inputs must be there, omitted or not: a Loop has a trip count and a condition, if only ''."""
+    try:
+        return int(onnx.defs.get_schema(op_type, domain=domain).min_input)
+    except onnx.defs.SchemaError:
+        return 0
 
 
 def _copy_attribute(source: AttributeProto, store: WeightStore, where: str) -> AttributeProto:

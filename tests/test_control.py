@@ -144,6 +144,33 @@ def test_loop(name: str) -> None:
     check_model(proto, {"m": np.array(trips), "c": np.array(condition), "v": np.array([start], F32)})
 
 
+@pytest.mark.parametrize("declared", ["float[?, 4]", "float[]"])
+def test_loop_without_a_trip_whose_scan_has_a_shape_that_depends_on_data(declared: str) -> None:
+    """Its rank is what the body declares; with none declared the result is [0], as in onnxruntime."""
+    proto = model("""agraph (int64 m, float[N] x, int64[R] shape) => (float[] y) {
+        y = Loop (m, ) <body = b (int64 i, bool ci) => (bool co, float[] so) {
+            co = Identity(ci)  so = Reshape(x, shape) }> }""")
+    proto.graph.node[0].input[:] = ["m", ""]
+    kind = proto.graph.node[0].attribute[0].g.output[1].type.tensor_type
+    kind.ClearField("shape")
+    if declared == "float[?, 4]":
+        kind.shape.dim.add()
+        kind.shape.dim.add(dim_value=4)
+    for trips in (0, 2):
+        check_model(proto, {"m": np.array(trips), "x": np.ones(8, F32), "shape": np.array([2, 4])})
+
+
+def test_loop_of_nothing_but_a_trip_count() -> None:
+    proto = loop()
+    del proto.graph.node[0].input[2:]
+    node = proto.graph.node[0]
+    body = node.attribute[0].g
+    del node.output[0], body.input[2:], body.output[1:2], proto.graph.output[:1]
+    body.node[0].input[0] = "v"
+    assert list(node.input) == ["m", ""]
+    check_model(proto, {"m": np.array(3), "c": TRUE, "v": np.ones(1, F32)})
+
+
 def test_loop_of_known_trips_is_one_binding_of_its_body() -> None:
     with compiled(loop()) as (_, program, unit):
         bound = Bound(program, unit, {"m": np.array(50), "c": TRUE, "v": np.zeros(1, F32)})

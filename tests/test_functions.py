@@ -203,3 +203,15 @@ def test_overloads_are_different_functions() -> None:
     assert [node.overload for node in loaded.graph.nodes] == ["down", "up"]
     assert [node.op_type for node in inline_calls(loaded).graph.nodes] == ["Neg", "Exp"]
     loaded.store.close()
+
+
+def test_a_loop_of_nothing_but_a_trip_count_survives_inlining() -> None:
+    """Its omitted condition is an input all the same: inference of the whole model fails without."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        agraph (float[N, 4] x, int64 m) => (float[] y) { u = own.F(x, m)  y = Relu(u) }
+        <domain: "own", opset_import: ["": 18]> F (a, n) => (b) {
+            b = Loop (n, "") <body = body (int64 i, bool c) => (bool d, float[] e) { d = Identity(c) e = Neg(a) }> }""")
+    loaded = load_model(proto)
+    inlined = inline_calls(loaded)
+    loaded.store.close()
+    assert not inlined.notes and inlined.graph.outputs[0].shape == (None, "N", 4)

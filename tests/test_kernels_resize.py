@@ -87,3 +87,11 @@ def test_other_types(dtype: type) -> None:
     x = RNG.integers(0, 100, (1, 2, 4, 6)).astype(dtype)
     check("Resize", by_sizes(x, 1, 2, 7, 9), oracle="reference")
     check("Resize", by_sizes(x, 1, 2, 7, 9), mode="linear", oracle="reference", rtol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_what_came_before_resize_11(mode: str) -> None:
+    x, scales = image(1, 2, 4, 6), [1.0, 1.0, 2.0, 1.5]
+    check("Upsample", [x], opset=8, mode=mode, scales=scales, rtol=1e-4, atol=1e-5)
+    for op, opset in [("Upsample", 9), ("Resize", 10)]:
+        check(op, [x, np.array(scales, np.float32)], opset=opset, mode=mode, rtol=1e-4, atol=1e-5)

@@ -494,6 +494,50 @@ def test_declared_output_shapes_are_shown_and_not_believed() -> None:
     assert loaded.graph.outputs == (Value("y", "float32", ("N", 4)),)
 
 
+def test_outputs_that_are_inputs_or_weights_keep_their_shape() -> None:
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    loaded = load_model(model(nodes, {"x": ["N", 4]}, ["y", "x", "w"], [weight]))
+    assert [value.shape for value in loaded.graph.outputs] == [("N", 4), ("N", 4), (4, 4)]
+
+
+FRAGILE = {
+    "EyeLike": helper.make_node("EyeLike", ["u"], ["y"], dtype=FLOAT),
+    "RegexFullMatch": helper.make_node("RegexFullMatch", ["u"], ["y"], pattern="a"),
+    "LabelEncoder": helper.make_node(
+        "LabelEncoder", ["u"], ["y"], domain="ai.onnx.ml", keys_strings=["a"], values_floats=[1.0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRAGILE)
+@pytest.mark.parametrize("place", ["graph", "body", "function"])
+def test_inference_that_would_end_the_process_is_not_asked(name: str, place: str) -> None:
+    """ONNX's own dies where these read a value whose type is unknown."""
+    node, functions = FRAGILE[name], []
+    imports = [helper.make_opsetid(domain, version) for domain, version in (("", 20), ("ai.onnx.ml", 4), ("own", 1))]
+    if place == "body":
+        node = helper.make_node("If", ["c"], ["y"], then_branch=branch(node, "y"), else_branch=branch(node, "y"))
+    elif place == "function":
+        functions = [helper.make_function("own", "F", ["u"], ["y"], [node], imports)]
+        node = helper.make_node("F", ["u"], ["y"], domain="own")
+    foreign = helper.make_node("Foreign", ["x"], ["u"], domain="foreign")
+    proto = model([foreign, node], {"x": [2, 2]}, ["y"], opset_imports=imports, functions=functions)
+    proto.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+    assert [one.op_type for one in load_model(proto).graph.nodes] == ["Foreign", node.op_type]
+
+
+def test_inference_of_fragile_nodes_waits_for_their_types() -> None:
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["u"]),
+        helper.make_node("EyeLike", ["u"], ["v"]),
+        helper.make_node("EyeLike", ["v"], ["w"], dtype=FLOAT),
+        helper.make_node("Relu", ["w"], ["y"]),
+    ]
+    loaded = load_model(model(nodes, {"x": ["N", 4]}, ["y"]))
+    assert loaded.graph.outputs == (Value("y", "float32", (2, None)),)
+
+
 def test_metadata_and_device_configurations_survive() -> None:
     proto = relu()
     proto.ir_version = 11

@@ -98,15 +98,16 @@ class Body:
     def expected(self, i: int, formals: Sequence[Any], env: dict[int, Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """(dtype, shape) of result `i` for these formals, without running: as bound, else as the graph declares it.
 
-        Dimensions that the graph leaves open count as 0, as in onnxruntime. Raises ValueError when the rank is unknown.
+        Dimensions that the graph leaves open count as 0, and an unknown rank as none, as in onnxruntime. Raises
+        ValueError for what is no tensor.
         """
         item = self._bind([*formals, *[env[number] for number in self.late]]).binding.results[i]
         if item.state != LATE and isinstance(item.value, np.ndarray):
             return item.value.dtype, item.value.shape
         value: Value = self.block.declared[i]
-        if value.shape is None or not is_tensor(value.dtype):
-            raise ValueError(f"without an iteration the shape of {value.name!r} is unknown: declare it in the body")
-        return numpy_dtype(value.dtype), tuple(dim if isinstance(dim, int) else 0 for dim in value.shape)
+        if not is_tensor(value.dtype):
+            raise ValueError(f"{value.name!r} is {value.dtype}: only tensors can be stacked")
+        return numpy_dtype(value.dtype), tuple(dim if isinstance(dim, int) else 0 for dim in value.shape or ())
 
     def _bind(self, given: Sequence[Any]) -> _Bound:
         key: tuple[Any, ...] = tuple((x.dtype.num, x.shape) if fixed_size(x) else None for x in given)

@@ -1,10 +1,10 @@
-"""Resize: nearest, linear and cubic, axis by axis, with every coordinate transformation of ONNX Resize-19."""
+"""Resize, and Upsample before it: nearest, linear and cubic, axis by axis, with every coordinate transformation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -242,6 +242,22 @@ def _weighted(b: Bind, p: Resizing, plans: list[AxisPlan], x: np.ndarray, y: np.
         b.step(*((_round_into, x, y) if y.dtype.kind in "iu" else (np.copyto, y, x, "unsafe")))
 
 
+def _parse_early(node: Node) -> tuple[Resizing, np.ndarray | None]:
+    """Nothing to choose but the mode; the scales are an attribute before Upsample-9."""
+    scales = node.attributes.get("scales")
+    chosen = {"mode": node.attributes.get("mode", "nearest")}
+    chosen |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _parse(replace(node, attributes=chosen)), None if scales is None else np.array(scales, np.float32)
+
+
+@kernel("Upsample", since=7, parse=_parse_early)
+@kernel("Resize", since=10, parse=_parse_early)
+def resize_early(b: Bind, p: tuple[Resizing, np.ndarray | None]) -> None:
+    """Upsample-7, Upsample-9 and Resize-10, which the converter leaves as they are where nothing reads their output."""
+    scales = b.const(1) if p[1] is None else p[1]
+    _resize(b, p[0], plan_axes(p[0], b.array(0).shape, scales, None, None))
+
+
 @kernel("Resize", since=11, parse=_parse)
 def resize(b: Bind, p: Resizing) -> None:
     """ONNX Resize-19 (and 11, 13, 18): inputs X, roi, scales, sizes."""
@@ -251,7 +267,11 @@ def resize(b: Bind, p: Resizing) -> None:
     if scales is None and sizes is None:
         raise ValueError("neither scales nor sizes are given")
     roi = b.const(1) if p.transform == "tf_crop_and_resize" and b.has(1) else None
-    plans = plan_axes(p, x.shape, scales, sizes, roi)
+    _resize(b, p, plan_axes(p, x.shape, scales, sizes, roi))
+
+
+def _resize(b: Bind, p: Resizing, plans: list[AxisPlan]) -> None:
+    x = b.array(0)
     shape = list(x.shape)
     for plan in plans:
         shape[plan.axis] = plan.out
