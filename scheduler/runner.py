@@ -110,12 +110,17 @@ class Runner:
             slot.bell.ring()
 
     # Called by the session ------------------------------------------------------------------------------------------
-    def install(self, generation: Generation) -> None:
-        """Use a new generation. The session has taken all slots, or has not run yet."""
+    def release(self) -> None:
+        """Let go of the generation and what refers to its memory. The caller has taken all slots, or none was used."""
         for slot in self.slots.items:
             slot.inputs.clear()
             slot.steady = None
             slot.pending = 0
+        self.generation = None
+
+    def install(self, generation: Generation) -> None:
+        """Use a new generation. The session has taken all slots, or has not run yet."""
+        self.release()
         self.generation = generation
         self.death = None
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody

@@ -337,7 +337,7 @@ class _Resources:
 
     def _leave(self, runner: Runner) -> None:
         runner.slots.take_all()  # callers have left
-        runner.generation = None
+        runner.release()
         runner.slots.give_all()
 
     def _unload(self, deployer: Deployer) -> None:

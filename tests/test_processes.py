@@ -102,6 +102,18 @@ def test_a_session_that_is_dropped_without_close_leaves_nothing() -> None:
     assert settled_leaks(before, PATIENCE) == []
 
 
+def test_a_closed_session_that_is_kept_holds_no_memory() -> None:
+    before = snapshot()
+    kept = []
+    for _ in range(3):
+        with outrider.InferenceSession(NEGATE) as session:
+            for _ in range(3):
+                session.run(None, {"x": X})
+        kept.append(session)
+    assert settled_leaks(before, PATIENCE) == []
+    assert "(closed)" in repr(kept[0])
+
+
 def test_an_idle_worker_that_dies_is_noticed_and_started_anew() -> None:
     with outrider.InferenceSession(NEGATE) as session:
         session.run(None, {"x": X})
