@@ -279,7 +279,8 @@ class ProviderSpec(_Options):
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
     - `threads`: CPU threads, None for all usable cores.
     - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped.
-    - `options`: passed to the provider's `setup(context)` as `context.options`.
+    - `options`: passed to the provider's `setup(context)` as `context.options`; plain data: text, numbers, bytes, None,
+      and lists and dicts of these.
 
     `python`, `cpus`, `nice`, `memory_limit` (bytes), `debug`, `wrap` and `required='all'` are not built yet.
     `outrider.scheduler.specs.parse_provider` checks and completes `kind`.
@@ -308,6 +309,10 @@ class ProviderSpec(_Options):
         self._integer("threads", 1, optional=True)
         self._one_of("required", ("start", False, "all"))
         self._mapping("options")
+        for key, item in self.options.items():
+            if not _travels(item):
+                expected = f"plain data, which can travel to the worker, but {key!r} is {item!r}"
+                raise invalid_option("options", self.options, expected)
         self._boolean("debug")
         self._not_yet("python", None, "workers run with the interpreter of the session.")
         self._not_yet("cpus", None, "workers are not bound to cores yet; set `threads`.")
@@ -323,6 +328,17 @@ class ProviderSpec(_Options):
     def display(self) -> str:
         """The provider's name in pins, reports and errors."""
         return self.name or self.kind
+
+
+def _travels(item: Any) -> bool:
+    """Whether msgpack carries it and gives it back."""
+    if isinstance(item, Mapping):
+        return all(isinstance(key, str) and _travels(value) for key, value in item.items())
+    if isinstance(item, (list, tuple)):
+        return all(map(_travels, item))
+    if isinstance(item, int):
+        return -(1 << 63) <= item < 1 << 64
+    return item is None or isinstance(item, (str, float, bytes))
 
 
 _NO_OPTIONS = RunOptions()

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import math
 
+import numpy as np
 import onnxruntime
 import pytest
 
@@ -67,7 +68,8 @@ def test_defaults_of_the_public_interface():
         for name, values in {
             "name": ["", 3], "env": [{"A": 1}, "A=1"], "threads": [0, -1, 2.0, True],
             "required": ["yes", True, None, 0],
-            "options": [None, "fast"], "debug": [1],
+            "options": [None, "fast", {"a": object()}, {"a": [{"b": np.float32(1)}]}, {"a": 1 << 64}, {"a": {1: 2}}],
+            "debug": [1],
         }.items()
         for value in values
     ] + [(ProviderSpec, {"kind": ""}), (ProviderSpec, {"kind": None})],
