@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import io
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -305,53 +304,6 @@ def test_a_reader_that_leaves_is_no_error(folder):
     assert done.stderr == ""
 
 
-def shell(folder, command):
-    """Exit code, stdout and stderr of a shell command with `outrider` as "$@", in a process of its own."""
-    words = ["bash", "-c", command, "bash", sys.executable, "-P", "-m", "outrider"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_closed_and_full_streams(folder):
-    assert shell(folder, '"$@" run model.onnx <&- >&- 2>&-') == (0, "", "")
-    assert shell(folder, '"$@" run absent.onnx <&- >&- 2>&-') == (2, "", "")
-    code, out, err = shell(folder, '"$@" run model.onnx > /dev/full')
-    assert (code, out) == (3, "")
-    assert err == "outrider: the output cannot be written: No space left on device\n"
-
-
-def test_files_beside_the_model_do_not_stand_in_for_packages(folder, tmp_path):
-    for name in ("numpy", "outrider", "msgpack", "zmq", "onnx", "logging", "rich"):
-        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('this is not {name}')")
-    for name in ("model.onnx", "mine.py"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    for providers in ("cpu", "mine:Relus,cpu", "mine.py:Relus,cpu"):
-        code, out, err = shell(tmp_path, f'"$@" run model.onnx --providers {providers}')
-        assert (code, err) == (0, ""), providers
-        assert "3 nodes" in out
-
-
-def test_a_current_folder_that_is_gone(folder, tmp_path):
-    model = folder / "model.onnx"
-    assert shell(tmp_path, f'mkdir gone; cd gone; rmdir ../gone; "$@" run {model}')[0] == 0
-
-
-def test_few_descriptors_are_one_paragraph(folder):
-    told = set()
-    for count in (14, 26, 30, 34, 60):
-        code, _, err = shell(folder, f'ulimit -n {count}; "$@" run model.onnx')
-        told.add(code)
-        assert code in (0, 3)
-        assert "is a bug" not in err
-        assert "bytes" not in err  # memory is not what is short
-    assert told == {0, 3}
-
-
-def test_a_pipe_is_no_model(folder):
-    code, _, err = shell(folder, 'mkfifo pipe.onnx; "$@" run pipe.onnx; code=$?; rm pipe.onnx; exit $code')
-    assert (code, err) == (2, "outrider: pipe.onnx: is not a file.\n")
-
-
 def test_debug_shows_what_workers_print_and_their_tracebacks(folder):
     code, _, err = call(folder, "run", "model.onnx", "--providers", "mine.py:Talks,cpu")
     assert (code, err) == (0, "")
@@ -390,18 +342,6 @@ def test_what_did_not_compile_is_told(folder):
     assert "note: broken.py:Relus claimed relu and could not compile it: ValueError: no room" in out
 
 
-def test_ctrl_c_ends_a_long_run(folder):
-    sleeps = "(print('it runs'), __import__('time').sleep(600))"
-    (folder / "sleeps.py").write_text(PROVIDERS.replace("[numpy.maximum(inputs[0], 0)]", sleeps))
-    command = [sys.executable, "-m", "outrider", "run", "model.onnx", "--providers", "sleeps.py:Relus,cpu", "--debug"]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        assert "it runs" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.endswith("outrider: interrupted\n")
-
-
 def test_names_of_a_model_do_not_command_the_terminal(tmp_path):
     tensor = helper.make_tensor_value_info
     graph = helper.make_graph(
@@ -417,22 +357,3 @@ def test_names_of_a_model_do_not_command_the_terminal(tmp_path):
     code, _, err = call(tmp_path, "run", "e.onnx", "--providers", "null,cpu", "--pin", "\x1b[0m=cpu")
     assert code == 2
     assert "\x1b" not in out + err
-
-
-@pytest.mark.parametrize("package", ["numpy", "onnx", "msgpack", "zmq"])
-def test_a_missing_package_is_one_sentence(folder, package):
-    hidden = f"import sys; sys.modules['{package}'] = None; import outrider.__main__ as m; sys.exit(m.main())"
-    words = [sys.executable, "-c", hidden, "run", "model.onnx"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("outrider: a package that outrider needs cannot be imported: ")
-    assert package in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_doctor_tells_a_missing_package(folder):
-    hidden = "import sys; sys.modules['onnx'] = None; import outrider.__main__ as m; sys.exit(m.main())"
-    words = [sys.executable, "-c", hidden, "doctor"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 3
-    assert "packages     FAILS: ModuleNotFoundError: import of onnx halted" in done.stdout
