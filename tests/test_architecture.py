@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for package in PACKAGES for pat
 # The first matching prefix of a file decides which of Outrider's modules it may import, beside those of its own folder.
 CONTRACT = ("outrider.providers.contract", "outrider.providers.wire", "outrider.shm")
 WORKER = tuple(f"outrider.providers.{path.stem}" for path in (ROOT / "providers").glob("[a-z]*.py"))
+FOLDERS = sorted(path.parent.name for path in (ROOT / "providers").glob("*/__init__.py") if path.parent.name != "wire")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "scheduler/outrider/": ("outrider.scheduler", "outrider.tools"),
     "scheduler/": ("outrider.scheduler", *CONTRACT),
     "providers/contract.py": CONTRACT,
     "providers/wire/": CONTRACT,
-    "providers/cpu/": ("outrider.providers.cpu", *CONTRACT),
-    "providers/null/": ("outrider.providers.null", *CONTRACT),
+    **{f"providers/{name}/": (f"outrider.providers.{name}", *CONTRACT) for name in FOLDERS},
     "providers/": (*WORKER, *CONTRACT),
     "shm/": ("outrider.shm",),
     "tools/": ("outrider.tools", "outrider.scheduler", "outrider.__version__", *CONTRACT),
@@ -103,6 +104,14 @@ def _faults(file: str) -> Iterator[str]:
             yield f"{where} catches everything"
         elif isinstance(node, ast.Name) and node.id == "print" and not file.startswith("tools/"):
             yield f"{where} prints"
+
+
+def test_every_package_is_installed() -> None:
+    """pyproject.toml lists packages by name: one that is missing there would be missing in a wheel only."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {os.path.dirname(file) for file in FILES if file.endswith("/__init__.py")}
+    names = {"outrider" if one == "scheduler/outrider" else f"outrider.{one.replace('/', '.')}" for one in folders}
+    assert sorted(listed) == sorted(names)
 
 
 def test_no_fork_no_finalizer_no_print_no_bare_except() -> None:
