@@ -190,6 +190,13 @@ class Whole(Provider):
         return lambda inputs: [numpy.negative(inputs[0])]
 
 
+class Returns(MyProvider):
+    """Its result is its input."""
+
+    def compile(self, unit):
+        return lambda inputs: [inputs[0]]
+
+
 class Narrow(MyProvider):
     """Takes float16 only."""
 
@@ -320,6 +327,44 @@ class Moody(Provider):
             os.kill(os.getpid(), signal.SIGKILL)
         y = numpy.maximum(x, 0)
         return [y, y] if how == "count" else [y.astype("float64")] if how == "dtype" else [y]
+
+
+class Witness(Provider):
+    """Looks at all that the contract promises, for a model `x + w, squeezed` of opset 11 without names of nodes."""
+
+    def setup(self, context):
+        assert (dict(context.options), context.device, context.threads) == ({"depth": [1, {"a": None}]}, 2, 1)
+        context.logger.info("a witness")
+
+    def claim(self, graph):
+        add, squeeze = graph.nodes
+        assert [(n.op_type, n.domain, n.opset, n.name) for n in graph.nodes] == [
+            ("Add", "", 11, "#0"), ("Squeeze", "", 11, "#1"),
+        ]  # fmt: skip
+        assert (dict(add.attributes), dict(squeeze.attributes)) == ({}, {"axes": [1]})
+        values = [(v.name, v.dtype, v.shape, v.constant) for v in (*add.inputs, *add.outputs, *squeeze.outputs)]
+        assert values == [
+            ("x", "float32", ("N", 1, 3), False), ("w", "float32", (3,), True),
+            ("sum", "float32", ("N", 1, 3), False), ("y", "float32", ("N", 3), False),
+        ], values  # fmt: skip
+        assert not graph.constants["w"].flags.writeable
+        return [Claim(graph.nodes)]
+
+    def compile(self, unit):
+        assert [node.name for node in unit.nodes] == ["#0", "#1"]
+        assert [value.name for value in unit.inputs] == ["x"] and [value.name for value in unit.outputs] == ["y"]
+        add, axes, squeeze = unit.lowered()  # from opset 13 on the axes of Squeeze are an input
+        assert (axes.op_type, list(axes.attributes["value"])) == ("Constant", [1])
+        assert not squeeze.attributes and squeeze.inputs[1].name == axes.outputs[0].name
+        w = unit.constants["w"]
+        assert not w.flags.writeable and w.flags.c_contiguous and w.ctypes.data % 64 == 0
+
+        def run(inputs):
+            (x,) = inputs
+            assert not x.flags.writeable and x.flags.c_contiguous and x.ctypes.data % 64 == 0
+            return [numpy.asfortranarray((x + w)[:, 0])]
+
+        return run
 
 
 class Trespasser(MyProvider):

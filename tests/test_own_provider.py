@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.scheduler import InferenceSession, SessionOptions, errors
+from outrider.scheduler import InferenceSession, ProviderSpec, SessionOptions, errors
 from tests import own_providers
 from tests.builders import chain, model, node, tensor
 
@@ -101,6 +101,51 @@ def test_its_twin_for_two_operators(operators: tuple[str, ...]) -> None:
     with InferenceSession(chain(*operators), providers=[own("ReluAndAbs")]) as session:
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected)
         assert len(session.placement().partitions) == 1
+
+
+def test_what_the_contract_promises_is_there() -> None:
+    nodes = [node("Add", "x w", "sum"), node("Squeeze", "sum", "y", axes=[1])]
+    w = np.arange(3, dtype=np.float32)
+    made = model(nodes, [tensor("x", ["N", 1, 3])], [tensor("y", ["N", 3])], {"w": w}, opset=11)
+    spec = ProviderSpec(own("Witness") + ":2", threads=1, options={"depth": [1, {"a": None}]})
+    x = np.arange(600000, dtype=np.float32).reshape(3, 1, -1).T.reshape(-1, 1, 3)
+    with InferenceSession(made, providers=[spec]) as session:
+        for given in (x, x[:2], x[::-1]):  # any strides in, Fortran order out
+            (y,) = session.run(None, {"x": given})
+            np.testing.assert_array_equal(y, given[:, 0] + w)
+            assert y.flags.writeable and y.flags.c_contiguous
+        assert set(session.stats()) >= {
+            "runs", "copies", "copied_bytes", "allocated_bytes", "reference_nodes", "partitions",
+        }  # fmt: skip
+        assert session.health() == {
+            own("Witness") + ":2": {"state": "ready", "incarnation": 1, "deaths": 0, "quarantined": False}
+        }
+        (arg,) = session.get_inputs()
+        assert (arg.name, arg.type, arg.shape, arg.dtype) == ("x", "tensor(float)", ["N", 1, 3], "float32")
+
+
+def test_results_that_are_inputs_are_the_callers_own() -> None:
+    x = np.arange(1 << 18, dtype=np.float32).reshape(-1, 4)
+    with InferenceSession(chain("Relu"), providers=[own("Returns")]) as session:
+        (first,) = session.run(None, {"x": x})
+        (second,) = session.run(None, {"x": x + 1})
+        first[0] = -1
+    np.testing.assert_array_equal(first[1:], x[1:])
+    np.testing.assert_array_equal(second, x + 1)
+    assert first.flags.writeable and first.flags.c_contiguous
+    assert x[0, 0] == 0
+
+
+def test_a_provider_that_need_not_start_is_reported_and_skipped() -> None:
+    absent = ProviderSpec(own("Wrong"), options={"how": "setup"}, required=False)
+    with InferenceSession(chain("Relu"), providers=[absent, "cpu"]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], relu(X))
+        assert session.get_providers() == ["cpu"]
+        assert session.health()[own("Wrong")]["state"] == "absent"
+        (told,) = [one for one in session.placement().providers if one.name == own("Wrong")]
+    assert told.state == "absent" and "no device of mine" in told.reason
+    with pytest.raises(errors.ProviderUnavailableError, match="none|no provider"):
+        InferenceSession(chain("Relu"), providers=[absent])
 
 
 def test_a_module_name_works_as_well_as_a_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,9 @@ def test_known_but_not_built(entry):
     assert caught.value.value == entry
 
 
-@pytest.mark.parametrize(("entry", "near"), [("cpuu", "cpu"), ("CPU", "cpu"), ("nul", "null"), ("zzz", ", ".join(BUILT_IN))])
+@pytest.mark.parametrize(
+    ("entry", "near"), [("cpuu", "cpu"), ("CPU", "cpu"), ("nul", "null"), ("zzz", ", ".join(BUILT_IN))]
+)
 def test_unknown_word_names_near_ones(entry, near):
     with pytest.raises(UnknownProviderError, match=near) as caught:
         parse_provider(entry)

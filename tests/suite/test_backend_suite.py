@@ -102,4 +102,5 @@ def test_totals(backend: Backend, capsys: pytest.CaptureFixture[str]) -> None:
             f" {len(backend.references)} touched onnx.reference."
         )
     assert len(passed) >= LEAST_PASSES
-    assert not set(KNOWN["failures"]) - set(names), "known_failures.toml names cases that do not exist"
+    listed = {*KNOWN["failures"], *KNOWN["undecided"]}
+    assert not listed - set(names), "known_failures.toml names cases that do not exist"
