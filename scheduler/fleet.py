@@ -22,7 +22,7 @@ from outrider.scheduler.errors import (
     SessionClosedError,
 )
 from outrider.scheduler.monitor import Monitor, Worker
-from outrider.scheduler.options import ProviderSpec, SessionOptions
+from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
 
@@ -128,19 +128,33 @@ class Fleet:
         """The thread that owns the workers."""
         return self._monitor
 
-    def select(self, names: Sequence[str] | None) -> list[Worker]:
-        """The workers with these display names, in this order; all of them for None."""
-        if names is None:
+    def select(self, providers: Any, provider_options: Any = None) -> list[Worker]:
+        """The workers that these entries name, in this order; all of them for None.
+
+        An entry may repeat the settings of its worker. Raises InvalidOptionError for others, which the worker, being
+        started, cannot take, and ProviderUnavailableError for a provider that the fleet does not have.
+        """
+        if providers is None:
+            if provider_options is not None:
+                expected = "None with a fleet: its workers have started with theirs"
+                raise invalid_option("provider_options", provider_options, expected)
             return self.workers
         known = {worker.name: worker for worker in self.workers}
-        for name in names:
-            if name not in known:
+        if isinstance(providers, (list, tuple)):
+            providers = [known[one].spec if isinstance(one, str) and one in known else one for one in providers]
+        chosen = []
+        for spec in parse_providers(providers, provider_options):
+            worker = known.get(spec.display)
+            if worker is None:
                 raise ProviderUnavailableError(
-                    f"the fleet has no provider {name!r}; it has {', '.join(known)}",
-                    provider=name,
+                    f"the fleet has no provider {spec.display!r}; it has {', '.join(known)}",
+                    provider=spec.display,
                     reason="not in the fleet",
                 )
-        return [known[name] for name in names]
+            if spec.kind != worker.spec.kind or spec not in (worker.spec, ProviderSpec(spec.kind, spec.name)):
+                raise invalid_option("providers", spec, f"{spec.display!r} as the fleet has started it: {worker.spec}")
+            chosen.append(worker)
+        return chosen
 
     def check_open(self) -> None:
         """Raises SessionClosedError or ForkedSessionError when the fleet cannot be used here."""

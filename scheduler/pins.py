@@ -40,17 +40,10 @@ def resolve(pins: Mapping[str, str], names: Sequence[tuple[str, bool]], provider
 
     Raises PinNotFoundError for a key that matches no node, UnknownProviderError for a provider not in `providers`.
     """
+    check_providers(pins, providers)
     positions: dict[str, list[int]] = {}
     for position, (name, _) in enumerate(names):
         positions.setdefault(name, []).append(position)
-    for key, provider in pins.items():
-        if provider not in providers:
-            known = ", ".join(providers)
-            raise UnknownProviderError(
-                f"pin {key!r} asks for provider {provider!r}, which this session does not have; it has {known}",
-                provider=provider,
-                known=tuple(providers),
-            )
     assignment: dict[int, int] = {}
     constant: list[tuple[str, str]] = []
     # Stable: exact names first, both kinds in the user's order.
@@ -66,6 +59,24 @@ def resolve(pins: Mapping[str, str], names: Sequence[tuple[str, bool]], provider
         for position in movable:
             assignment.setdefault(position, providers.index(pins[key]))
     return Resolved(assignment, constant)
+
+
+def check_providers(pins: Mapping[str, str], providers: Sequence[str]) -> None:
+    """Raises UnknownProviderError for a pin to a provider that is not among `providers`."""
+    for key, provider in pins.items():
+        if provider not in providers:
+            known = ", ".join(providers)
+            raise UnknownProviderError(
+                f"pin {key!r} asks for provider {provider!r}, which this session does not have; it has {known}",
+                provider=provider,
+                known=tuple(providers),
+            )
+
+
+def key_of(pins: Mapping[str, str], name: str, calls: Sequence[str] = ()) -> str | None:
+    """The key of `pins` that counts for a node: its full name, a call that it was inlined from, else a pattern."""
+    exact = (one for one in (name, *calls) if one in pins)
+    return next(exact, next((key for key in pins if fnmatch.fnmatchcase(name, key)), None))
 
 
 def _not_found(key: str, names: list[str]) -> PinNotFoundError:

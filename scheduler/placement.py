@@ -8,13 +8,14 @@ provider and planned again (`Placer.refuse`). `Answers` keeps what was said and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_from_plain, first_names
-from outrider.providers.wire.graph import Graph, Value
+from outrider.providers.wire.graph import Graph, Node, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning
@@ -30,7 +31,7 @@ from outrider.scheduler.failures import KINDS
 from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.monitor import Worker
-from outrider.scheduler.options import SessionOptions
+from outrider.scheduler.options import SessionOptions, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
 
 NOT_CLAIMED = "not claimed"
@@ -130,6 +131,35 @@ def left_over(graph: Graph, positions: Sequence[int]) -> Graph:
     return dataclasses.replace(graph, nodes=tuple(chosen), inputs=tuple(inputs.values()), outputs=tuple(outputs))
 
 
+def check_pins(loaded: LoadedModel, pins: Mapping[str, str], providers: Sequence[str]) -> None:
+    """What can be said of pins before any process starts; keys only where no call can be inlined, which adds names.
+
+    Raises UnknownProviderError, PinNotFoundError, and UnsupportedOptionError for a node of a body.
+    """
+    pinning.check_providers(pins, providers)
+    holders = {name: node.name for node in loaded.graph.nodes for name in _body_names(node)}
+    for key, provider in pins.items():
+        held = [key] if key in holders else [name for name in holders if fnmatch.fnmatchcase(name, key)]
+        if held and (key in holders or not any(fnmatch.fnmatchcase(node.name, key) for node in loaded.graph.nodes)):
+            reason = f"a body runs where the node that holds it runs; pin {holders[held[0]]!r}."
+            raise unsupported_option(f"SessionOptions.pins[{key!r}]", provider, reason)
+    if not loaded.functions:
+        pinning.resolve(pins, _pin_names(loaded), providers)
+
+
+def _pin_names(loaded: LoadedModel) -> list[tuple[str, bool]]:
+    """(full name, made of constants only) of all that may be pinned; the nodes of the graph come first, in order."""
+    names = [(one.name, plan.constant) for one, plan in zip(loaded.graph.nodes, plan_nodes(loaded.graph), strict=True)]
+    return names + [(name, True) for name, _ in loaded.constant_nodes]
+
+
+def _body_names(node: Node) -> Iterator[str]:
+    for _, body in node.bodies():
+        for one in body.nodes:
+            yield one.name
+            yield from _body_names(one)
+
+
 class Placer:
     """Places one model on workers. `workers` are in priority order; positions in it are the planner's providers."""
 
@@ -159,13 +189,15 @@ class Placer:
         errors of workers.
         """
         self._ask(self.graph)
+        shown = self.graph
         trial = self._planned({})
         if trial.unclaimed and self.loaded.functions:
             self.loaded = inline_calls(self.loaded, [self.graph.nodes[i].name for i in trial.unclaimed])
             self.deployer.weights = self.loaded.store.seal()
-            left = self._planned({}).unclaimed
-            if left:
-                self._ask(left_over(self.graph, left))
+        left = self._planned({}).unclaimed
+        # Some providers claim all that they are shown or nothing; the same graph again would get the same answers.
+        if left and (self.graph is not shown or len(left) < len(shown.nodes)):
+            self._ask(left_over(self.graph, left))
         return self.replan()
 
     def replan(self) -> Blueprint:
@@ -180,7 +212,7 @@ class Placer:
             raise PinDeclinedError(
                 f"node {name!r} ({self.graph.nodes[node].label}) is pinned to {names[provider]}, "
                 f"which does not take it: {reason}",
-                pin=next((key for key, value in self.options.pins.items() if value == names[provider]), None),
+                pin=pinning.key_of(self.options.pins, name, self.graph.nodes[node].origin),
                 node=name,
                 provider=names[provider],
                 reason=reason,
@@ -276,15 +308,13 @@ class Placer:
         return planned
 
     def _pins(self, providers: Sequence[str]) -> dict[int, int]:
-        names = [(node.name, plan.constant) for node, plan in zip(self.graph.nodes, self.nodes, strict=True)]
-        names += [(name, True) for name, _ in self.loaded.constant_nodes]
         wanted = dict(self.options.pins)
         for node in self.graph.nodes:  # a pin of a call that was inlined is a pin of its nodes
             for call in node.origin:
                 if call in self.options.pins:
                     wanted.setdefault(node.name, self.options.pins[call])
                     wanted.pop(call, None)
-        resolved = pinning.resolve(wanted, names, providers)
+        resolved = pinning.resolve(wanted, _pin_names(self.loaded), providers)
         self.notes += [
             f"the pin {key!r} has no effect: {name} is made of constants only" for key, name in resolved.constant
         ]

@@ -28,7 +28,7 @@ from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.options import RunOptions, SessionOptions, session_options
 from outrider.scheduler.options import run_options as checked_run_options
-from outrider.scheduler.placement import Placer
+from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
@@ -65,7 +65,7 @@ class InferenceSession:
     ) -> None:
         chosen, threads = session_options(sess_options, options)
         shared: Fleet | None = chosen.fleet
-        specs = None if shared is not None and providers is None else parse_providers(providers, provider_options)
+        specs = [] if shared is not None else parse_providers(providers, provider_options)
         self._resources = _Resources()
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._pid = os.getpid()
@@ -76,9 +76,10 @@ class InferenceSession:
             if shared is not None:
                 shared.check_open()
                 fleet = shared
-                workers = fleet.select(None if specs is None else [spec.display for spec in specs])
+                workers = fleet.select(providers, provider_options)
+                check_pins(loaded, chosen.pins, [worker.name for worker in workers])
             else:
-                assert specs is not None
+                check_pins(loaded, chosen.pins, [spec.display for spec in specs])
                 fleet = Fleet._of(specs, chosen.start_deadline, threads)
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
@@ -266,35 +267,42 @@ class InferenceSession:
             reason="not built yet",
         )
 
-    def run_async(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Any = None,
+        user_data: Any = None,
+        run_options: RunOptions | None = None,
+    ) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("run_async")
 
-    def io_binding(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def io_binding(self) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("io_binding")
 
-    def run_with_iobinding(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def run_with_iobinding(self, binding: Any) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("run_with_iobinding")
 
-    def empty(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def empty(self, name: str, shape: Sequence[int]) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("empty")
 
-    def warmup(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def warmup(self, shapes: Any) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("warmup")
 
-    def start_trace(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def start_trace(self) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("start_trace")
 
-    def stop_trace(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def stop_trace(self, path: str | os.PathLike[str]) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("stop_trace")
 
-    def restart(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def restart(self, provider: str) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("restart")
 

@@ -179,6 +179,19 @@ class Slow(Provider):
         return run
 
 
+class Whole(Provider):
+    """Claims all of a graph, or nothing of one that holds an operator it lacks, as many compilers do."""
+
+    def claim(self, graph):
+        lacking = {node.op_type for node in graph.nodes} - {"Neg"}
+        if lacking:
+            return [Decline(node, f"a graph with {', '.join(sorted(lacking))}") for node in graph.nodes]
+        return [Claim([node]) for node in graph.nodes]
+
+    def compile(self, unit):
+        return lambda inputs: [numpy.negative(inputs[0])]
+
+
 class Narrow(MyProvider):
     """Takes float16 only."""
 
