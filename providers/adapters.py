@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import Place, Program, Provider, Run, Unit
+from outrider.providers.contract import ClaimBrokenError, Place, Program, Provider, Run, Unit
 from outrider.providers.wire.dtypes import onnx_name
+from outrider.providers.wire.failures import error_to_plain, first_names
+from outrider.shm.errors import OutriderError
 
 SIGNATURES = 32  # compiled signatures kept per unit of a `per_signature` provider
 
@@ -30,8 +32,13 @@ class _Compiled:
     """One compiled signature. Unloaded when neither the cache nor a bound callable holds it any more."""
 
     def __init__(self, provider: Provider, unit: Unit) -> None:
-        compiled = provider.compile(unit)
-        self.program = as_program(compiled)
+        try:
+            compiled = provider.compile(unit)
+            self.program = as_program(compiled)
+        except (OutriderError, MemoryError):
+            raise
+        except (Exception, SystemExit) as error:  # a provider may raise anything
+            raise _broken(unit, error) from error
         weakref.finalize(self, provider.unload, compiled).atexit = False
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
@@ -41,6 +48,19 @@ class _Compiled:
             return run(values)
 
         return call
+
+
+def _broken(unit: Unit, error: BaseException) -> ClaimBrokenError:
+    told = error_to_plain(error)
+    reason = f"{told['type']}: {told['message']}"
+    nodes = [node.name for node in unit.nodes]
+    arriving = ", ".join(f"{value.name}: {value.dtype}{list(value.shape or ())}" for value in unit.inputs)
+    return ClaimBrokenError(
+        f"{first_names(nodes)} was claimed and cannot be compiled for {arriving or 'no inputs'}: {reason}",
+        nodes=nodes,
+        reason=reason,
+        remote_traceback=told["traceback"],
+    )
 
 
 class PerSignature(Program):

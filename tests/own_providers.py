@@ -287,6 +287,55 @@ class TouchyProgram(Program):
         return run
 
 
+class Moody(Provider):
+    """Relu, whose fault depends on the first element of its input; does not compile for 13 rows.
+
+    It does not start either while the file that its option `closed` names is there.
+    """
+
+    per_signature = True
+    FAULTS = {-101: "raises", -102: "exits", -103: "count", -104: "dtype", -105: "memory", -106: "dies"}
+
+    def setup(self, context):
+        if os.path.exists(context.options["closed"]):
+            raise RuntimeError("closed today")
+
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]
+
+    def compile(self, unit):
+        if unit.inputs[0].shape[0] == 13:
+            raise ValueError("no 13 rows")
+        return self._run
+
+    def _run(self, inputs):
+        x = inputs[0]
+        assert not x.flags.writeable and x.flags.c_contiguous and x.ctypes.data % 64 == 0
+        how = self.FAULTS.get(x.flat[0])
+        if how == "raises":
+            raise ArithmeticError("unlucky")
+        if how == "exits":
+            raise SystemExit(4)
+        if how == "memory":
+            raise MemoryError("not that much")
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        y = numpy.maximum(x, 0)
+        return [y, y] if how == "count" else [y.astype("float64")] if how == "dtype" else [y]
+
+
+class Trespasser(MyProvider):
+    """Writes past numpy into the memory of its input when the first element is -99."""
+
+    def compile(self, unit):
+        def run(inputs):
+            if inputs[0].flat[0] == -99:
+                ctypes.memset(inputs[0].ctypes.data, 0, 4)
+            return [numpy.maximum(inputs[0], 0)]
+
+        return run
+
+
 class Clipper(Provider):
     """Clip by one bound. An omitted input keeps its position, with dtype 'undefined'; a trailing one is not there."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import time
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from outrider.scheduler import InferenceSession, SessionOptions, errors
+from tests import own_providers
 from tests.builders import chain, model, node, tensor
 
 pytestmark = pytest.mark.fast
@@ -53,6 +55,42 @@ def test_the_example_of_the_design(name: str) -> None:
     assert owners["Relu"] == own("MyProvider")
     for result, expected in zip(results, EXPECTED[name], strict=True):
         np.testing.assert_array_equal(result, expected)
+
+
+def test_the_example_is_that_of_the_design_word_for_word() -> None:
+    source = inspect.getsource(own_providers.MyProvider)
+    assert [line.strip() for line in source.splitlines() if line.strip()] == [
+        "class MyProvider(Provider):",
+        "def claim(self, graph):",
+        'return [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]',
+        "def compile(self, unit):",
+        "return lambda inputs: [numpy.maximum(inputs[0], 0)]",
+    ]
+
+
+TWINS = {
+    "siblings": [node("Relu", "x", "y"), node("Abs", "x", "z")],
+    "chained": [node("Abs", "x", "y"), node("Relu", "y", "z")],
+    "diamond": [
+        node("Relu", "x", "a"), node("Abs", "a", "b"), node("Relu", "a", "c"), node("Sub", "b c", "d"),
+        node("Abs", "x", "e"), node("Relu", "e", "f"), node("Abs", "e", "g"), node("Add", "f g", "h"),
+        node("Abs", "d", "y"), node("Relu", "h", "z"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_its_twin_on_the_same_shapes(name: str) -> None:
+    made = model(TWINS[name], [tensor("x", ["N", 4])], [tensor("y", ["N", 4]), tensor("z", ["N", 4])])
+    expected = {
+        "siblings": [relu(X), np.abs(X)], "chained": [np.abs(X), np.abs(X)], "diamond": [0 * X, 2 * np.abs(X)],
+    }[name]  # fmt: skip
+    with InferenceSession(made, providers=[own("ReluAndAbs"), "cpu"]) as session:
+        results = session.run(None, {"x": X})
+        owners = {one["op"]: one["provider"] for one in session.placement().to_dict()["nodes"]}
+    assert owners["Relu"] == owners["Abs"] == own("ReluAndAbs")
+    for result, right in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, right)
 
 
 @pytest.mark.parametrize("operators", [("Relu", "Abs"), ("Abs", "Relu"), ("Relu", "Abs", "Abs", "Relu")])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
 import outrider
+from outrider.scheduler.errors import PinDeclinedError, UnsupportedOpError
 from tests.models import MODELS, TEXTS, feeds, magika_bytes, model_path, tolerance, tone
 from tests.oracle import assert_agree, run_ort
 
+PICKY = f"{Path(__file__).with_name('own_providers.py')}:Picky"
 CPUS = ("cpu", "cpu:1", "cpu:2")
 OWN_KERNELS = ("basic-pitch", "silero", "ppocr-cls")  # families that onnx.reference serves no node of
 CUT = ("basic-pitch", "ppocr-cls", "silero-16k", "silero-sequence")
@@ -24,6 +27,13 @@ MAGIKA_LABELS = {"python": 143, "html": 71}  # positions in the model's own list
 def fleet() -> Iterator[outrider.Fleet]:
     """Three workers with one thread each: BLAS gives other bits on two."""
     with outrider.Fleet([outrider.ProviderSpec(name, threads=1) for name in CPUS]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def nobody() -> Iterator[outrider.Fleet]:
+    """A worker whose provider claims nothing of these models, and one that claims the rest."""
+    with outrider.Fleet([(PICKY, {"operator": "Nothing"}), "cpu"]) as made:
         yield made
 
 
@@ -95,6 +105,25 @@ def test_names_in_the_report_are_the_original_ones(fleet: outrider.Fleet, name: 
     given = {item.name for item in graph.initializer}
     assert inputs == [item.name for item in graph.input if item.name not in given]
     assert outputs == [item.name for item in graph.output]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_in_errors_are_the_original_ones(nobody: outrider.Fleet, name: str) -> None:
+    graph = onnx.load(model_path(name), load_external_data=False).graph
+    original, runs = full_names(graph), names_that_run(graph)
+    with pytest.raises(UnsupportedOpError) as unclaimed:
+        open_model(nobody, name, (PICKY,))
+    nodes = unclaimed.value.nodes
+    assert runs <= set(nodes) <= set(original)
+    assert nodes == [one for one in original if one in set(nodes)]  # in graph order
+    assert unclaimed.value.node == nodes[0]
+    named = {one for group in unclaimed.value.groups for one in group["examples"]}
+    assert named and named <= set(nodes)
+    last = [one for one in original if one in runs][-1]
+    with pytest.raises(PinDeclinedError) as pinned:
+        open_model(nobody, name, (PICKY, "cpu"), pins={last: PICKY})
+    assert pinned.value.node == pinned.value.pin == last
+    assert repr(last) in str(pinned.value)
 
 
 @pytest.mark.parametrize("optimization", ["none", "basic"])
