@@ -184,7 +184,7 @@ class BoundUnit:
     def _store(self, i: int, slot: int, value: Any) -> tuple[int, Any]:
         """Keep a returned value: one counted copy."""
         port, declared = self.outputs[i], self.unit.outputs[i]
-        if value is None:
+        if value is None and not is_tensor(declared.dtype):
             return self._places.nothing(port.edge, slot), None
         if is_tensor(declared.dtype) and not isinstance(value, np.ndarray):
             if not isinstance(value, np.generic):

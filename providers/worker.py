@@ -12,6 +12,7 @@ numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`.
 from __future__ import annotations
 
 import collections
+import gc
 import io
 import logging
 import os
@@ -310,6 +311,9 @@ def main(boot_fd: int, path: list[str]) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a provider printed must not be lost when it crashes
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # Large graphs are unpacked here: objects by the hundred thousand, which the collector would walk again and again.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
     worker = Worker(boot)
     worker.start()
     worker.loop()

@@ -125,6 +125,8 @@ class Wrong(Provider):
             return x
         if self.how == "kind":
             return ["text"]
+        if self.how == "none":
+            return [None]
         if self.how == "raises":
             raise ArithmeticError("the kernel went wrong")
         if self.how == "exits":

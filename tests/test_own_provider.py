@@ -183,6 +183,7 @@ def test_compiled_once_per_signature() -> None:
         ("dtype", errors.ProviderContractError, "dtype float32"),
         ("rank", errors.ProviderContractError, "rank 2"),
         ("kind", errors.ProviderContractError, "str"),
+        ("none", errors.ProviderContractError, "an array of float32 for 'a', it returned NoneType"),
         ("nothing", errors.ProviderContractError, "a list of outputs for 'mine', it returned NoneType"),
         ("an array", errors.ProviderContractError, "a list of outputs for 'mine', it returned ndarray"),
         ("raises", errors.KernelError, "the kernel went wrong"),

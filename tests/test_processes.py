@@ -80,13 +80,18 @@ def test_200_sessions_on_one_fleet_keep_descriptors_and_memory_flat() -> None:
             with outrider.InferenceSession(raw, options=options) as session:
                 np.testing.assert_allclose(session.run(None, {"x": X})[0], np.exp(-X), rtol=1e-6)
 
+        def settle() -> None:  # what was said to the workers before this has been done when they answer
+            assert [fleet.stats_of(worker)["sessions"] for worker in fleet.workers] == [{}, {}]
+
         for _ in range(20):
             once()
+        settle()
         workers = worker_pids()
         before, memory = snapshot(), resident_bytes()
         inside = {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in workers}
         for _ in range(180):
             once()
+        settle()
         assert settled_leaks(before, PATIENCE) == []
         assert resident_bytes() - memory < 20 << 20
         assert {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in workers} == inside
