@@ -3,7 +3,7 @@
 The check is pure and happens before anything is sent. The first fault in this order is reported:
 
 1. the feed is not a mapping (InputTypeError)
-2. an output name, in the order given, is not an output (OutputNotFoundError)
+2. the output names are no list (InvalidOptionError), or one, in the order given, is not an output (OutputNotFoundError)
 3. for each fed name, in the order of the feed:
    a. it is not an input (InputNotFoundError)
    b. its value cannot be made into a value of the declared kind (InputTypeError)

@@ -147,7 +147,8 @@ class SessionOptions(_Options):
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
     - `max_in_flight`: 1 to 64 runs at once; `queue`, `queue_size`: what happens to more than those.
-    - `pins`: node name or pattern -> provider; hard. `prefer`: the soft form, not built yet.
+    - `pins`: node name or pattern -> provider; hard. A body runs where the node that holds it runs. `prefer`: the soft
+      form, not built yet.
     - `fleet`: use this Fleet's workers instead of starting some. `base_dir`: the folder of external data for a model
       given as bytes or proto. `output_memory`: bytes of results that a worker lends out before they are copied instead.
     - `config`: the same as strings, for configuration files; known keys: 'optimization'.
@@ -213,6 +214,9 @@ class SessionOptions(_Options):
 
         if not isinstance(self.fleet, Fleet):
             raise invalid_option("fleet", self.fleet, "an outrider.Fleet or None")
+        if self.start_deadline != SessionOptions.start_deadline:
+            expected = f"{SessionOptions.start_deadline} with a fleet, whose workers have started"
+            raise invalid_option("start_deadline", self.start_deadline, expected)
 
     def _apply_config(self) -> None:
         for key, text in self.config.items():

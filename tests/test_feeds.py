@@ -51,6 +51,7 @@ GOOD = {"a": f32(2, 3), "b": i64(2), "c": f32()}
 # Each row holds the fault it is named for and every later one: (output names, feed, error, its facts).
 PRECEDENCE = [
     (["q"], [("x", 1)], InputTypeError, {"expected": "dict", "got": "list"}),
+    ("q", {"x": 1, "a": object()}, InvalidOptionError, {"name": "output_names"}),
     (["y", "q", "r"], {"x": 1, "a": object()}, OutputNotFoundError, {"name": "q"}),
     (["y"], {"x": 1, "a": object()}, InputNotFoundError, {"name": "x"}),
     (None, {"a": object(), "x": 1}, InputTypeError, {"name": "a"}),
