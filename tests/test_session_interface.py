@@ -144,6 +144,36 @@ def test_a_declined_pin_names_the_pin_that_asked(key: str, wrong: str) -> None:
     assert caught.value.fields() == {"pin": key, "node": wrong, "provider": mine, "reason": "not claimed"}
 
 
+def called() -> Any:
+    """y = own::f(x), in a node `call`; f is Relu `r`, then Neg `n`."""
+    inside = [node("Relu", "a", "b", "r"), node("Neg", "b", "c", "n")]
+    function = helper.make_function("own", "f", ["a"], ["c"], inside, [helper.make_opsetid("", 21)])
+    call = helper.make_node("f", ["x"], ["y"], domain="own", name="call")
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    return model([call], [tensor("x", ["N", 4])], [tensor("y", None)], functions=[function], opset_imports=imports)
+
+
+@pytest.mark.parametrize(
+    ("pin", "placed"),
+    [("call", ["cpu:1", "cpu:1"]), ("call/*", ["cpu:1", "cpu:1"]), ("call/n", ["cpu", "cpu:1"])],
+)
+def test_pins_of_calls_and_of_what_was_inlined(pin: str, placed: list[str]) -> None:
+    options = SessionOptions(pins={pin: "cpu:1"})
+    with InferenceSession(called(), providers=["cpu", "cpu:1"], options=options) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], -np.maximum(X, 0))
+        nodes = session.placement().to_dict()["nodes"]
+    assert [(one["name"], one["provider"]) for one in nodes] == list(zip(["call/r", "call/n"], placed, strict=True))
+
+
+def test_a_declined_pin_of_a_call_is_named_as_it_was_given() -> None:
+    mine = f"{OWN}:MyProvider"
+    with pytest.raises(errors.PinDeclinedError, match="call/n") as caught:
+        InferenceSession(called(), providers=["cpu", mine], options=SessionOptions(pins={"call": mine}))
+    assert (caught.value.pin, caught.value.node) == ("call", "call/n")
+    with pytest.raises(errors.PinNotFoundError):
+        InferenceSession(called(), options=SessionOptions(pins={"call/m": "cpu"}))
+
+
 def test_pins_on_constants_are_told_and_do_nothing() -> None:
     nodes = [node("Neg", "w", "m", "constant"), node("Add", "x m", "y", "add")]
     made = model(nodes, [tensor("x", ["N", 4])], [tensor("y", None)], {"w": np.ones(4, np.float32)})
