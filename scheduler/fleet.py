@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import logging
 import os
 import threading
 import weakref
@@ -18,6 +19,7 @@ from outrider.providers.wire import messages
 from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.errors import (
     ForkedSessionError,
+    OutriderError,
     ProviderUnavailableError,
     SessionClosedError,
 )
@@ -25,6 +27,8 @@ from outrider.scheduler.monitor import Monitor, Worker
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
+
+log = logging.getLogger("outrider.fleet")
 
 STATS_SECONDS = 10.0
 
@@ -181,12 +185,13 @@ class Fleet:
             ready.result()
 
     def stats_of(self, worker: Worker) -> dict[str, Any]:
-        """Counters of one worker; {} if it is gone or busy for 10 s."""
+        """Counters of one worker; {} and a warning in the log if it is gone, or busy for 10 s."""
         number = next(self._numbers)
         future = self._monitor.request(worker, messages.StatsRequest(number), ("Stats", number))
         try:
             data: dict[str, Any] = future.result(STATS_SECONDS).data
-        except Exception:
+        except (TimeoutError, OutriderError) as error:
+            log.warning("worker %s tells no counters: %s", worker.name, error or f"busy for {STATS_SECONDS:g} s")
             return {}
         return data
 

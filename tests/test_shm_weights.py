@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,13 +34,12 @@ def test_what_was_appended_is_what_is_read(buffers):
 
 
 def test_arrays_of_any_dtype_order_and_rank():
-    extended = pytest.importorskip("ml_dtypes")
     arrays = [
         np.asfortranarray(np.arange(12, dtype=np.float32).reshape(3, 4)),
         np.arange(20)[::-3],
         np.array(2.5),
         np.zeros((0, 3)),
-        np.array([1.5, -2], extended.bfloat16),
+        np.array([1.5, -2], ml_dtypes.bfloat16),
     ]
     writer = WeightWriter("weights")
     places = [writer.append(array) for array in arrays]
