@@ -2,14 +2,20 @@
 
 import contextlib
 import io
+import itertools
 import json
 import math
+import os
 import statistics
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 
+from outrider.scheduler.slots import Slots
+from outrider.shm.doorbell import Doorbell
 from outrider.tools.bench.command import BENCHES
+from outrider.tools.bench.marks import Marks, Point
 from outrider.tools.bench.measure import Budget, Request, Round, Row, differences, interleave, judged, row, summary
 from outrider.tools.bench.plot import svg
 from outrider.tools.cli import main
@@ -144,3 +150,31 @@ def test_a_plot_escapes_names_and_uses_a_logarithmic_axis_for_what_differs_much(
     assert "a < b & c" in texts and "us (logarithmic)" in texts and "copies" in texts
     widths = [float(one.get("width")) for one in drawn.iter(f"{SVG}rect")][1:]
     assert widths[0] < widths[1] and widths[2] == 1
+
+
+@pytest.mark.fast
+def test_a_profile_follows_the_path_and_leaves_the_library_as_it_was():
+    held = (np.copyto, Doorbell.wait, Slots.take)
+    _, out, _ = bench("profile", "--quick", "--rounds", "1", "--json")
+    rows = json.loads(out)["rows"]
+    names = [one["what"] for one in rows]
+    path = names[: names.index("the run with marks")]
+    actors = [name.split(": ")[0] for name in path]
+    walk = [actor for actor, _ in itertools.groupby(actors)]
+    assert walk == ["caller", "wake-up", "worker 1", "wake-up", "worker 2", "wake-up", "caller"]
+    assert [name for name in path if "wake-up" in name] == [
+        "wake-up: caller -> worker 1", "wake-up: worker 1 -> worker 2", "wake-up: worker 2 -> caller",
+    ]  # fmt: skip
+    assert {"caller: input copied", "worker 1: layouts compared", "caller: result copied"} < set(path)
+    assert held == (np.copyto, Doorbell.wait, Slots.take)
+
+
+@pytest.mark.fast
+def test_marks_name_what_the_library_has():
+    marks = Marks()
+    with pytest.raises(AttributeError, match="no_such"):
+        marks.install([Point("outrider.shm.doorbell:Doorbell.no_such")])
+    marks.install([Point("os:getpid", "asked", "answered")])
+    assert os.getpid() and marks.take()["names"] == ["asked", "answered"]
+    marks.remove()
+    assert os.getpid() and marks.take() == {"names": [], "times": []}

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec
-from outrider.scheduler.errors import UnsupportedOptionError
 from outrider.tools.bench.chains import dealt, matmul_chain, relu_chain, runs_of, session, zeros
-from outrider.tools.bench.measure import Request, Row, Sample, interleave, row, skipped
+from outrider.tools.bench.measure import Request, Row, Sample, interleave, row
 from outrider.tools.bench.stages import SIDE, STAGE
 from outrider.tools.bench.threads import throughput
 
@@ -38,7 +37,6 @@ def _depths(
 ) -> list[Row]:
     calls = request.calls(calls)
     variants: dict[str, tuple[Sample, int]] = {}
-    refused: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         for depth in DEPTHS:
             made = stack.enter_context(session(model, fleet, pins, max_in_flight=depth))
@@ -46,18 +44,10 @@ def _depths(
                 throughput(runs_of(made, feed), depth),
                 calls,
             )
-            sample = _futures(made, feed, depth)
-            what = f"two {name}, run_async, {depth} at once"
-            try:
-                sample(1)
-            except UnsupportedOptionError:
-                refused[what] = "run_async is not built yet"
-            else:
-                variants[what] = (sample, calls)
+            variants[f"two {name}, run_async, {depth} at once"] = (_futures(made, feed, depth), calls)
         taken = interleave(variants, request.rounds)
     first = next(iter(taken.values()))
-    rows = [row(what, "runs/s", rounds, first, "one caller") for what, rounds in taken.items()]
-    return [*rows, *(skipped(what, "runs/s", reason) for what, reason in refused.items())]
+    return [row(what, "runs/s", rounds, first, "one caller") for what, rounds in taken.items()]
 
 
 def _futures(made: InferenceSession, feed: dict[str, Any], depth: int) -> Sample:
