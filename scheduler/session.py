@@ -99,7 +99,7 @@ class InferenceSession:
                 bells.append(Doorbell())
             number = fleet.next_session()
             deployer = Deployer(fleet, number, loaded.store.seal(), bells, chosen.load_deadline)
-            replica = Replica(deployer, bells)
+            replica = Replica(deployer, bells, chosen.spin_us)
             runner = Runner([replica], chosen.queue_size, chosen.queue == "reject")
             self._resources.asynchronous = AsyncRuns(runner.slots)
             self._resources.runner = runner
