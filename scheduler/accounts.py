@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from outrider.providers.wire.dtypes import is_tensor, storage_bytes
 from outrider.providers.wire.failures import first_names
-from outrider.providers.wire.graph import Graph, TensorRef, Value
+from outrider.providers.wire.graph import Graph, TensorRef
+from outrider.scheduler.costs import value_bytes
 from outrider.scheduler.deploy import Blueprint, UnitGraphs
 from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.options import AT_ONCE
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.planning import CALLER
 from outrider.scheduler.report import (
@@ -61,7 +61,7 @@ def placement_report(placer: Placer, blueprint: Blueprint, fleet: Fleet) -> Plac
         targets = dict.fromkeys(names[plan.partitions[consumer].provider] for consumer in edge.consumers)
         for target in [*targets, *([THE_CALLER] if edge.to_caller else [])]:
             if target != source:
-                transfers.append(Transfer(edge.value, source, target, _bytes_of(values[edge.value])))
+                transfers.append(Transfer(edge.value, source, target, value_bytes(values[edge.value])))
     refusals = [
         Refusal(node.name, node.op_type, node.domain, names[provider], placer.answers.reason(provider, node.name))
         for provider in range(len(names))
@@ -69,8 +69,14 @@ def placement_report(placer: Placer, blueprint: Blueprint, fleet: Fleet) -> Plac
         if not placer.answers.claimed(provider, node.name)
     ]
     providers = [
-        PlacedProvider(worker.name, worker.life.state, counts[worker.name], sum(held[worker.name].values()))
-        for worker in placer.workers
+        PlacedProvider(
+            worker.name,
+            worker.life.state,
+            counts[worker.name],
+            sum(held[worker.name].values()),
+            "" if counts[worker.name] else _why_idle(placer, position),
+        )
+        for position, worker in enumerate(placer.workers)
     ]
     providers += [PlacedProvider(name, "absent", reason=reason) for name, reason in fleet.absent.items()]
     dropped = [
@@ -78,8 +84,26 @@ def placement_report(placer: Placer, blueprint: Blueprint, fleet: Fleet) -> Plac
         f"was dropped: {one.reason}"
         for one in plan.dropped
     ]
-    notes = tuple(dict.fromkeys([*placer.loaded.notes, *placer.notes, *dropped]))
+    shared = [f"threads: {', '.join(f'{worker.name} {worker.threads}' for worker in placer.workers)}"]
+    if placer.options.strategy not in AT_ONCE:
+        shared.clear()
+    notes = tuple(dict.fromkeys([*placer.loaded.notes, *placer.notes, *placer.decision.notes, *shared, *dropped]))
     return PlacementReport(partitions, placed, transfers, group_declines(refusals), providers, notes)
+
+
+def _why_idle(placer: Placer, provider: int) -> str:
+    """Why a provider got nothing."""
+    taken = [move.target for move in placer.decision.moves if move.source == provider]
+    if taken:
+        names = ", ".join(placer.workers[target].name for target in sorted(set(taken)))
+        return f"what it would have had does not earn its hops and went to {names}"
+    claimed = [i for i, node in enumerate(placer.graph.nodes) if placer.answers.claimed(provider, node.name)]
+    if not claimed:
+        return "it claims none of the nodes"
+    owners = {owner for i in claimed for owner in [placer.plan.owner[i]] if owner is not None}
+    if not owners:
+        return "it claims constants only, which their readers compute"
+    return f"all that it claims went to {', '.join(placer.workers[owner].name for owner in sorted(owners))}"
 
 
 def session_stats(placer: Placer, blueprint: Blueprint, fleet: Fleet, runner: Runner, session: int) -> dict[str, Any]:
@@ -117,13 +141,3 @@ def _weights(graph: Graph) -> dict[str, int]:
             for name, nbytes in _weights(body).items():
                 found[f"{node.name}/{name}"] = nbytes
     return found
-
-
-def _bytes_of(value: Value) -> int | None:
-    """Bytes of a value whose shape is static; None otherwise."""
-    if value.shape is None or not is_tensor(value.dtype) or value.dtype == "string":
-        return None
-    dims = [dim for dim in value.shape if isinstance(dim, int)]
-    if len(dims) != len(value.shape):
-        return None
-    return storage_bytes(value.dtype, math.prod(dims))

@@ -20,6 +20,7 @@ from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, Un
 
 OPTIMIZATIONS = ("none", "basic", "all")
 STRATEGIES = ("priority", "cost", "pipeline", "replicate")
+AT_ONCE = ("pipeline", "replicate")  # strategies by which workers compute at once
 QUEUES = ("block", "reject")
 MAX_IN_FLIGHT = 64
 DEFAULT_OUTPUT_MEMORY = 1 << 30
@@ -139,7 +140,10 @@ class SessionOptions(_Options):
     """How a session is made and runs. Times are in seconds, memory in bytes.
 
     - `optimization`: 'none' (as written), 'basic' (bit-equal inside a unit), 'all' (within tolerance).
-    - `strategy`: 'priority', each node to the first provider that claims it; others are not built yet.
+    - `strategy`: 'priority', each node to the first provider that claims it; 'cost', the same, but what does not earn
+      its hop between workers goes to another claimant, as far as costs are known (`warmup` measures them); 'pipeline',
+      workers of one kind share a model in balanced stages: k stages are full with k + 1 runs in flight; 'replicate',
+      each worker of a kind has the whole model and runs go to one that is free.
     - `fallback`: nodes that a provider claimed and then cannot compile go to the next claimant, else ClaimBrokenError.
       After the death of a worker they do not move yet.
     - `replay`: whether a partition that was running when its worker died is run again. Not built yet: today such a run
@@ -199,7 +203,6 @@ class SessionOptions(_Options):
         self._integer("output_memory", 0)
         self._mapping("config", str, "str")
         self._apply_config()
-        self._not_yet("strategy", "priority", "only 'priority' places nodes today.")
         self._not_yet("deadline", None, "runs have no deadline yet.")
         self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
         self._not_yet("queue", "block", "a run waits for a free slot.")

@@ -54,7 +54,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class PlacedProvider:
-    """One provider, in priority order. `reason` says why one did not start, '' otherwise."""
+    """One provider, in priority order. `reason` says why one did not start or got nothing, '' otherwise."""
 
     name: str
     state: str
@@ -197,8 +197,11 @@ class PlacementReport:
         for one in self.providers:
             size = f"{_count(one.nodes, 'node')}, weights {format_bytes(one.weight_bytes)}"
             what = size if one.nodes else "got nothing"
-            why = f" ({one.reason})" if one.reason else ""
-            lines.append(f"{one.name:{width}}  {one.state}{why}: {what}")
+            if one.state == "absent":
+                lines.append(f"{one.name:{width}}  absent ({one.reason}): {what}")
+            else:
+                why = f", since {one.reason}" if one.reason else ""
+                lines.append(f"{one.name:{width}}  {one.state}: {what}{why}")
         return lines
 
     def _partition_line(self, one: PlacedPartition) -> str:

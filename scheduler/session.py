@@ -26,7 +26,7 @@ from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Worker
-from outrider.scheduler.options import RunOptions, SessionOptions, session_options
+from outrider.scheduler.options import AT_ONCE, RunOptions, SessionOptions, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.report import PlacementReport
@@ -80,7 +80,7 @@ class InferenceSession:
                 check_pins(loaded, chosen.pins, [worker.name for worker in workers])
             else:
                 check_pins(loaded, chosen.pins, [spec.display for spec in specs])
-                fleet = Fleet._of(specs, chosen.start_deadline, threads)
+                fleet = Fleet._of(specs, chosen.start_deadline, threads, chosen.strategy in AT_ONCE)
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:
