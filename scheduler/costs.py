@@ -1,4 +1,4 @@
-"""What nodes and crossings cost, in seconds: estimated from operators, shapes and dtypes; corrected by what was measured.
+"""What nodes and crossings cost, in seconds: estimated from operators, shapes, dtypes; corrected by what was measured.
 
     node = CALL + max(bytes read and written / BYTES, floating point operations / FLOPS)
 

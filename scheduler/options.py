@@ -150,8 +150,9 @@ class SessionOptions(_Options):
       raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
-    - `max_in_flight`: 1 to 64 runs at once. Others wait in the order in which they were asked for, `queue_size` of them
-      at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run raise QueueFullError.
+    - `max_in_flight`: 1 to 64 runs at once, but at least one per replica. Others wait in the order in which they were
+      asked for, `queue_size` of them at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run
+      raise QueueFullError.
     - `pins`: node name or pattern -> provider; hard. A body runs where the node that holds it runs. `prefer`: the soft
       form, not built yet.
     - `fleet`: use this Fleet's workers instead of starting some. `base_dir`: the folder of external data for a model
@@ -283,7 +284,8 @@ class ProviderSpec(_Options):
 
     - `kind`: 'cpu', 'null', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells instances apart.
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
-    - `threads`: CPU threads, None for all usable cores.
+    - `threads`: CPU threads, None for all usable cores; with strategy 'pipeline' or 'replicate' the session's workers
+      share those evenly.
     - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped.
     - `options`: passed to the provider's `setup(context)` as `context.options`; plain data: text, numbers, bytes, None,
       and lists and dicts of these.

@@ -34,9 +34,9 @@ from outrider.scheduler.failures import KINDS
 from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.monitor import Worker
-from outrider.scheduler.options import SessionOptions, unsupported_option
+from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
-from outrider.scheduler.strategy import Decision, Question, decide
+from outrider.scheduler.strategy import Decision, Question, decide, teams
 
 NOT_CLAIMED = "not claimed"
 
@@ -139,12 +139,21 @@ def left_over(graph: Graph, positions: Sequence[int]) -> Graph:
     return dataclasses.replace(graph, nodes=tuple(chosen), inputs=tuple(inputs.values()), outputs=tuple(outputs))
 
 
-def check_pins(loaded: LoadedModel, pins: Mapping[str, str], providers: Sequence[str]) -> None:
+def check_pins(loaded: LoadedModel, options: SessionOptions, specs: Sequence[ProviderSpec]) -> None:
     """What can be said of pins before any process starts; keys only where no call can be inlined, which adds names.
 
-    Raises UnknownProviderError, PinNotFoundError, and UnsupportedOptionError for a node of a body.
+    Raises UnknownProviderError, PinNotFoundError, UnsupportedOptionError for a node of a body, and InvalidOptionError
+    for a pin to one of several workers that each have a replica.
     """
+    pins, providers = options.pins, [spec.display for spec in specs]
     pinning.check_providers(pins, providers)
+    if options.strategy == "replicate":
+        for team in teams(specs):
+            names = [specs[position].display for position in team]
+            for key, provider in pins.items():
+                if len(team) > 1 and provider in names:
+                    expected = f"a provider that all replicas have: each of {', '.join(names)} has a replica of its own"
+                    raise invalid_option(f"pins[{key!r}]", provider, expected)
     holders = {name: node.name for node in loaded.graph.nodes for name in _body_names(node)}
     for key, provider in pins.items():
         held = [key] if key in holders else [name for name in holders if fnmatch.fnmatchcase(name, key)]
@@ -241,7 +250,7 @@ class Placer:
             interfaces=planning.interfaces(self.plan, self.nodes, inputs, outputs),
             workers=self.workers,
             optimization=self.options.optimization,
-            slots=self.options.max_in_flight,
+            slots=len(self.deployer.slot_bells),
             output_memory=self.options.output_memory,
         )
 

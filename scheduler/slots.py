@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from outrider.scheduler.errors import QueueFullError
@@ -44,8 +44,16 @@ class _Waiting(Ticket[T]):
 class Slots(Generic[T]):
     """A fixed set of items. Raises QueueFullError where a queue that rejects is full."""
 
-    def __init__(self, items: Sequence[T], limit: int | None = None, reject: bool = False) -> None:
+    def __init__(
+        self,
+        items: Sequence[T],
+        limit: int | None = None,
+        reject: bool = False,
+        group: Callable[[T], Hashable] | None = None,
+    ) -> None:
+        """`group`: what an item belongs to; of the groups with a free item, the one with most of them is taken from."""
         self.items = tuple(items)
+        self._group = group
         self._limit = limit
         self._reject = reject
         self._free = list(reversed(items))  # the one used last is taken first: its places are bound and warm
@@ -59,7 +67,7 @@ class Slots(Generic[T]):
         """The next free item, first come, first served."""
         with self._lock:
             if self._free:
-                return self._free.pop()
+                return self._free.pop() if self._group is None else self._least_busy()
             if self._reject and self._full():
                 raise self._refusal()
             ticket: _Waiting[T] = _Waiting(None)
@@ -156,11 +164,23 @@ class Slots(Generic[T]):
     def _pop(self, ticket: Ticket[T]) -> T | None:
         """A free item that suits the ticket."""
         if ticket.only is None:
-            return self._free.pop() if self._free else None
+            if not self._free:
+                return None
+            return self._free.pop() if self._group is None else self._least_busy()
         if ticket.only in self._free:
             self._free.remove(ticket.only)
             return ticket.only
         return None
+
+    def _least_busy(self) -> T:
+        """Take an item of the group with most free items; among those the one used last."""
+        assert self._group is not None
+        count: dict[Hashable, int] = {}
+        for item in self._free:
+            count[self._group(item)] = count.get(self._group(item), 0) + 1
+        most = max(count.values())
+        position = max(i for i, item in enumerate(self._free) if count[self._group(item)] == most)
+        return self._free.pop(position)
 
     def _full(self) -> bool:
         return self._limit is not None and len(self._waiting) >= self._limit

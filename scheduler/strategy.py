@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.graph import Graph
@@ -20,20 +20,22 @@ from outrider.scheduler.costs import Costs
 from outrider.scheduler.islands import Move, plan_by_cost
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.planning import Offer, Plan, PlanNode
+from outrider.scheduler.specs import target
 from outrider.scheduler.stages import cut_into_stages
 
 MILLI, MICRO, NANO = 1e3, 1e6, 1e9
 
 
-class Kinded(Protocol):
-    """What is looked at of a worker. `kind`: what it hosts, without the number of the instance."""
+class Named(Protocol):
+    """What is looked at of a worker."""
 
     @property
     def name(self) -> str: ...
     @property
-    def kind(self) -> str: ...
-    @property
     def spec(self) -> ProviderSpec: ...
+
+
+W = TypeVar("W")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Question:
     graph: Graph
     nodes: Sequence[PlanNode]
     offers: Sequence[Offer]
-    workers: Sequence[Kinded]
+    workers: Sequence[Named]
     pins: Mapping[int, int]
     make: Callable[[Collection[int]], Plan]
 
@@ -66,24 +68,25 @@ def decide(strategy: str, question: Question, costs: Callable[[], Costs]) -> Dec
     return Decision(question.make(()))
 
 
-def teams(workers: Sequence[Kinded]) -> list[list[int]]:
-    """Positions of workers that are alike in all but name and instance; in order, those of one member included."""
+def teams(specs: Sequence[ProviderSpec]) -> list[list[int]]:
+    """Positions of providers that are alike in all but name and instance; in order, those without a like included."""
     found: dict[Hashable, list[int]] = {}
-    for position, worker in enumerate(workers):
-        spec = worker.spec
-        alike = (worker.kind, repr(sorted(spec.options.items())), tuple(sorted(spec.env.items())), spec.threads)
+    for position, spec in enumerate(specs):
+        kind = replace(target(spec.kind), instance=0)
+        alike = (kind, repr(sorted(spec.options.items())), tuple(sorted(spec.env.items())), spec.threads)
         found.setdefault(alike, []).append(position)
     return list(found.values())
 
 
-def replicas(workers: Sequence[Kinded]) -> list[list[int]]:
-    """The workers (positions, in priority order) of each replica: the i-th has the i-th of each team.
+def replicas(workers: Sequence[W], specs: Sequence[ProviderSpec]) -> list[list[W]]:
+    """The workers (with these specs) of each replica, in priority order: the i-th has the i-th of each team.
 
-    There are as many as the largest team has members; a smaller team's members serve several replicas.
+    There are as many as the largest team has members; those of a smaller team serve several replicas, in turn.
     """
-    groups = teams(workers)
+    groups = teams(specs)
     count = max((len(group) for group in groups), default=0)
-    return [sorted(group[number % len(group)] for group in groups) for number in range(count)]
+    members = [sorted(group[number % len(group)] for group in groups) for number in range(count)]
+    return [[workers[position] for position in group] for group in members]
 
 
 def _by_cost(question: Question, costs: Costs) -> Decision:
@@ -95,13 +98,13 @@ def _by_cost(question: Question, costs: Costs) -> Decision:
     between: dict[tuple[int, int], list[Move]] = {}
     for move in moves:
         between.setdefault((move.source, move.target), []).append(move)
-    for (source, target), some in sorted(between.items()):
+    for (source, taker), some in sorted(between.items()):
         names = [question.nodes[position].name for move in some for position in move.nodes]
         gain = sum(move.gain(costs) for move in some)
         hops, nbytes = sum(move.hops for move in some), sum(move.nbytes for move in some)
         notes.append(
             f"by cost: {first_names(names)} went from {question.workers[source].name} to "
-            f"{question.workers[target].name}: {hops} hops and {nbytes} crossing bytes less, an estimated "
+            f"{question.workers[taker].name}: {hops} hops and {nbytes} crossing bytes less, an estimated "
             f"{gain * MICRO:.1f} µs a run"
         )
     bounds = sum(not cost.exact for cost in costs.nodes)
@@ -123,7 +126,7 @@ def _in_stages(question: Question, costs: Costs) -> Decision:
     }
     preferred: set[int] = set()
     notes: list[str] = []
-    for team in teams(question.workers):
+    for team in teams([worker.spec for worker in question.workers]):
         if len(team) < 2:
             continue
         staged = cut_into_stages(made, question.nodes, question.offers, team, question.pins, costs, hints)
