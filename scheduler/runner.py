@@ -156,6 +156,9 @@ class Runner:
     def _wait_steadily(self, slot: Slot, steady: SteadyRun, run: int) -> bool:
         """`_wait`, with nothing to look up. Only for a run that nobody has waited for: its rings are still to come."""
         bell, replica = slot.bell.fileno(), slot.replica
+        void = slot.spin.until(lambda: steady.ended(run)) if slot.spin.wanted else None
+        if void is not None:
+            return void
         while True:
             os.read(bell, 8)
             void = steady.ended(run)

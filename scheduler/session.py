@@ -122,7 +122,7 @@ class InferenceSession:
         for number, group in enumerate(groups):
             mine = bells[number :: len(groups)]
             deployer = Deployer(fleet, fleet.next_session(), loaded.store.seal(), mine, chosen.load_deadline)
-            made.append(Replica(Placer(loaded, group, deployer, chosen), deployer, mine))
+            made.append(Replica(Placer(loaded, group, deployer, chosen), deployer, mine, chosen.spin_us))
         runner = Runner(made, chosen.queue_size, chosen.queue == "reject")
         self._resources.asynchronous = AsyncRuns(runner.slots)
         self._resources.runner = runner
