@@ -22,6 +22,7 @@ from outrider.shm.spin import MAX_MICROSECONDS
 OPTIMIZATIONS = ("none", "basic", "all")
 STRATEGIES = ("priority", "cost", "pipeline", "replicate")
 AT_ONCE = ("pipeline", "replicate")  # strategies by which workers compute at once
+WEIGHING = ("cost", "pipeline")  # strategies that weigh costs
 QUEUES = ("block", "reject")
 MAX_IN_FLIGHT = 64
 DEFAULT_OUTPUT_MEMORY = 1 << 30

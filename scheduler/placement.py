@@ -254,6 +254,11 @@ class Placer:
             output_memory=self.options.output_memory,
         )
 
+    def learn(self, took: Sequence[tuple[list[int], float]]) -> Blueprint:
+        """Plan with what was measured: nodes (positions), and the seconds that they took together in one run."""
+        self.measured = list(took)
+        return self.replan()
+
     def refuse(self, blueprint: Blueprint, refused: Sequence[tuple[int, int, str, str]]) -> None:
         """Take the units that did not compile from their providers. Raises ClaimBrokenError when that is not wanted.
 

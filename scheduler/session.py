@@ -27,7 +27,7 @@ from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Worker
-from outrider.scheduler.options import AT_ONCE, RunOptions, SessionOptions, invalid_option, session_options
+from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.replica import Replica, Slot
@@ -37,6 +37,7 @@ from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
 from outrider.scheduler.strategy import replicas
+from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, run_timed, seconds_between
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
 
@@ -249,6 +250,45 @@ class InferenceSession:
         assert isinstance(ref, TensorRef)
         return self._loaded.store.read(ref)
 
+    @limits_told()
+    def warmup(self, shapes: Any) -> None:
+        """Run the model on zeros of these shapes, in every slot, so that real runs find their programs bound.
+
+        `shapes`: input name -> shape, or a list of such dicts; inputs of static shape may be left out. With strategy
+        'cost' or 'pipeline' the partitions are timed too, and the model is placed anew if that gives a better plan.
+        Other runs wait meanwhile. Raises InvalidOptionError for what are no shapes, and the errors of `run`.
+        """
+        self._check_open()
+        feeds = made_feeds(self._inputs, self._loaded.defaults, shapes)
+        checked = [self._checked(None, feed) for feed in feeds]
+        with self._lock:
+            for replica in self._runner.replicas:
+                if replica.death is not None:
+                    self._reload(replica, replica.slots)
+            self._runner.slots.take_all()
+            try:
+                self._check_open()
+                run_everywhere(self._runner, checked, self._defaults)
+                self._learn(checked)
+            finally:
+                self._runner.slots.give_all()
+
+    def _learn(self, checked: Sequence[Checked]) -> None:
+        """Time the partitions, and place the model anew for what they took, while that changes anything."""
+        replica = self._runner.replicas[0]
+        if replica.placer.options.strategy not in WEIGHING:
+            return
+        for _ in range(LEARNINGS):
+            before = self.stats()["per_partition"]
+            run_timed(self._runner, checked, self._defaults)
+            took = seconds_between(before, self.stats()["per_partition"], replica.blueprint)
+            blueprint = replica.placer.learn(took)
+            plan, present = blueprint.plan, replica.blueprint.plan
+            if (plan.partitions, plan.units) == (present.partitions, present.units):
+                return
+            self._deploy(replica, blueprint)
+            run_everywhere(self._runner, checked, self._defaults)
+
     def _revive(self) -> None:
         """Start dead workers again and load what they had; the session is as good as new after it."""
         for replica in self._runner.replicas:
@@ -366,10 +406,6 @@ class InferenceSession:
     def empty(self, name: str, shape: Sequence[int]) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("empty")
-
-    def warmup(self, shapes: Any) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("warmup")
 
     def start_trace(self) -> NoReturn:
         """Raises UnsupportedOptionError."""
