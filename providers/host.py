@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outrider.providers.adapters import compile_unit
-from outrider.providers.binding import BoundUnit, Counters, OutputPort
+from outrider.providers.binding import BINDINGS, BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
 from outrider.providers.steady import Call, Steady
@@ -35,18 +35,22 @@ log = logging.getLogger("outrider.worker")
 
 
 class InputPort:
-    """One input edge as read by this worker: the value of a word, as a cached read-only array where it is a tensor."""
+    """One input edge as read by this worker: the value of a word, as a cached read-only array where it is a tensor.
+
+    A layout keeps its array when it comes under another number, so what was bound to that is found again.
+    """
 
     def __init__(self, name: str, reader: BoardReader, edge: int, slots: int) -> None:
         self.name = name
         self.reader = reader
         self.edge = edge
-        self._arrays: list[dict[int, tuple[Layout, np.ndarray]]] = [{} for _ in range(slots)]
+        self._numbered: list[dict[int, tuple[Layout, np.ndarray]]] = [{} for _ in range(slots)]
+        self._arrays: list[dict[Layout, np.ndarray]] = [{} for _ in range(slots)]  # the least recently numbered first
 
     def value(self, slot: int, number: int) -> Any:
         """The value published under a layout number. Raises LayoutError or WireError when it is malformed."""
         layout = self.reader.layout(self.edge, slot, number)
-        held = self._arrays[slot].get(number)
+        held = self._numbered[slot].get(number)
         if held is not None and held[0] is layout:
             return held[1]
         if layout.kind == NONE:
@@ -54,9 +58,15 @@ class InputPort:
         segment = self.reader.segment
         if layout.kind == ENCODED:
             return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
-        array = segment.array(layout.offset, numpy_dtype(BY_NUMBER[layout.dtype]), layout.shape)
-        array.flags.writeable = False
-        self._arrays[slot][number] = (layout, array)
+        arrays = self._arrays[slot]
+        array = arrays.pop(layout, None)
+        if array is None:
+            array = segment.array(layout.offset, numpy_dtype(BY_NUMBER[layout.dtype]), layout.shape)
+            array.flags.writeable = False
+            if len(arrays) >= BINDINGS:
+                arrays.pop(next(iter(arrays)))
+        arrays[layout] = array
+        self._numbered[slot][number] = (layout, array)
         return array
 
 
@@ -145,11 +155,11 @@ class Partition:
                 results = unit.run(slot, arguments)
             except (Exception, SystemExit) as error:  # a provider may raise anything
                 fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
-            call = unit.repeatable()
-            if call is None or not all(map(_stays, arguments)):
+            binding = unit.repeatable()
+            if binding is None or not all(map(_stays, arguments)):
                 calls = None
             elif calls is not None:
-                calls.append((unit.unit, call, arguments))
+                calls.append((unit.unit, binding, arguments))
             for port_out, (number, value) in zip(unit.outputs, results, strict=True):
                 known[port_out.name] = value
                 numbers[port_out.name] = number
@@ -191,13 +201,15 @@ class LoadedSession:
         self._unloads: list[Callable[[], None]] = []
         self._constants = constants
         slots = message.slots
+        plans = [plan_of(body) for body in message.partitions]
+        buffers = {output["edge"]: output["buffer"] for plan in plans for output in plan.outputs}
         readers: dict[int, BoardReader] = {}
         for entry in message.boards:
             board, edges = entry["board"], entry["edges"]
             segment = _mapped(take(entry["segment"]), writable=board == message.own)
             if board == message.own:
                 self._board = BoardWriter(segment, edges, slots, message.generation)
-                self._places = Places(segment, self._board, edges, slots)
+                self._places = Places(segment, self._board, edges, slots, buffers)
             # Its own board too: a partition may read what an earlier one of the same worker wrote.
             readers[board] = BoardReader(segment, edges, slots, message.generation)
         self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
@@ -211,8 +223,7 @@ class LoadedSession:
         )
         self._groups = [LaneGroup() for _ in range(slots)]
         lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
-        for body in message.partitions:
-            plan = plan_of(body)
+        for plan in plans:
             partition = self._partition(plan, message, readers)
             if partition is None:
                 continue
@@ -222,7 +233,9 @@ class LoadedSession:
                 group.add(lane, lanes.get((plan.after, slot)))
 
     def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
-        ports = {one["name"]: OutputPort(one["name"], one["edge"], one["result"]) for one in plan.outputs}
+        ports = {
+            one["name"]: OutputPort(one["name"], one["edge"], one["result"], one["inside"]) for one in plan.outputs
+        }
         units: list[BoundUnit] = []
         for index, body in enumerate(plan.units):
             graph = self._constants.graph(unpack_graph(body["graph"]))
@@ -295,6 +308,7 @@ class LoadedSession:
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""
         partition, slot, board = lane.partition, lane.slot, self._board
+        changes = self._places.changes[slot]
         outcome = partition.run(slot)
         if outcome is None:
             self._void(lane, run)
@@ -303,7 +317,8 @@ class LoadedSession:
             board.publish(edge, slot, run, number)
         self._pool.published()
         board.publish(partition.done, slot, run, 1)
-        if outcome.calls is not None and STRONG_ORDER:
+        # A later unit may have moved the buffer of an earlier one: a run in which nothing changed is kept.
+        if outcome.calls is not None and STRONG_ORDER and changes == self._places.changes[slot]:
             lane.steady = Steady(
                 board, self._places, slot, outcome.read, outcome.calls, outcome.published, partition.done
             )
@@ -322,6 +337,8 @@ class LoadedSession:
             "copies": self.counters.copies,
             "copied_bytes": self.counters.copied_bytes,
             "allocated_bytes": self._places.allocated_bytes + self._pool.pooled_bytes(),
+            "edge_bytes": self._places.allocated_bytes,
+            "edge_bytes_unshared": self._places.unshared_bytes,
         }
 
     def unload(self) -> None:

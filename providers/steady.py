@@ -2,8 +2,9 @@
 
 After a run whose values all have fixed places, what it did is kept: which words it read, which bound calls it made on
 which arrays, which words it wrote. As long as the inputs come under the same layout numbers, with the same versions of
-their records, and no place of this worker has moved, the next run is that again, with nothing looked up. Anything else
-(a new shape, a result in a block of the output pool, a value without a place) takes the general way in `host.py`.
+their records, and neither its own buffers have moved nor its own numbers got another meaning, the next run is that
+again, with nothing looked up. Anything else (a new shape, a result in a block of the output pool, a value without a
+place) takes the general way in `host.py`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.providers.contract import Run, Unit
+from outrider.providers.binding import Binding
+from outrider.providers.contract import Unit
 from outrider.providers.wire.failures import fail
 from outrider.shm.board import BoardReader, BoardWriter
 from outrider.shm.places import Places
 
-Call = tuple[Unit, Run, Sequence[Any]]  # a unit, its bound callable, and the arrays it is called with
+Call = tuple[Unit, Binding, Sequence[Any]]  # a unit, its binding, and the arrays it is called with
 
 
 class Steady:
     """One lane's last run, ready to be repeated. Only where stores keep their order (`STRONG_ORDER`)."""
 
-    __slots__ = ("_words", "_inputs", "_calls", "_units", "_outputs", "_places", "_epoch")
+    __slots__ = (
+        "_words", "_inputs", "_calls", "_units", "_outputs",
+        "_slot", "_changes", "_as_of", "_stamps", "_buffers", "_records",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -40,20 +45,34 @@ class Steady:
             (reader.words, reader.index(edge, slot), number, *reader.version_at(edge, slot, number))
             for reader, edge, number in inputs
         )
-        self._calls = tuple((call, arguments) for _, call, arguments in calls)
+        self._calls = tuple((binding.run, arguments) for _, binding, arguments in calls)
         self._units = tuple(unit for unit, _, _ in calls)
         self._outputs = (*((board.index(edge, slot), number) for edge, number in outputs), (board.index(done, slot), 1))
-        self._places = places
-        self._epoch = places.epoch
+        self._slot = slot
+        self._changes = places.changes
+        self._as_of = places.changes[slot]
+        self._stamps = places.stamps
+        self._buffers = tuple(stamp for _, binding, _ in calls for stamp in binding.stamps)
+        self._records = tuple(board.version_at(edge, slot, number) for edge, number in outputs)
 
     def fits(self, run: int) -> bool:
         """True if `run` finds everything as it was."""
-        if self._places.epoch != self._epoch:
+        if self._changes[self._slot] != self._as_of and not self._intact():
             return False
         base = run << 16
         for words, index, number, at, version in self._inputs:
             if words[index] != base | number or words[at] != version:
                 return False
+        return True
+
+    def _intact(self) -> bool:
+        """Something of the slot has changed: whether nothing of this lane did."""
+        stamps, words = self._stamps, self._words
+        if any(stamps[at] != stamp for at, stamp in self._buffers):
+            return False
+        if any(words[at] != version for at, version in self._records):
+            return False
+        self._as_of = self._changes[self._slot]
         return True
 
     def repeat(self, run: int) -> None:

@@ -97,11 +97,12 @@ class Load:
 class PartitionPlan:
     """One partition inside `Load`.
 
-    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, result, published}] on the worker's own board, `result`
-    for those that go to the caller only, `published` for those that leave the partition; `units`: [{graph, constants}]
-    with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge whose word says
-    that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the last partition
-    of the same worker that this one waits for, directly or through others, -1 for none.
+    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, buffer, result, published, inside}] on the worker's own
+    board: edges of one `buffer` are never needed at the same time; `result` for those that go to the caller only,
+    `published` for those that leave the partition, `inside` for those that another unit of it reads; `units`: [{graph,
+    constants}] with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge
+    whose word says that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the
+    last partition of the same worker that this one waits for, directly or through others, -1 for none.
     """
 
     partition: int
