@@ -26,8 +26,6 @@ from outrider.shm.errors import OutOfMemoryError, RangesFullError
 from outrider.shm.ranges import Ranges
 from outrider.shm.segment import PAGE, Segment, page_up
 
-ROOM_BYTES = 1 << 20  # addresses that a buffer of a page or more gets at least, where the segment is large enough
-ROOM_TIMES = 16  # and how often its size
 DISCARD_BYTES = 1 << 20  # memory of a buffer of this size is returned when it has moved; less is kept for others
 
 
@@ -58,6 +56,7 @@ class Places:
         count = 1 + max(self._buffer_of.values(), default=-1)
         self.stamps = [0] * (count * slots)
         start = arena_start(edges, slots)
+        # A quarter of the addresses for all buffers as they are first made: the rest is for those that move.
         self._share = (segment.nbytes - start) // (4 * max(count, 1) * slots) // PAGE * PAGE
         self._lock = threading.Lock()
         self._ranges = Ranges(start, segment.nbytes)
@@ -153,7 +152,7 @@ class Places:
         capacity = max(nbytes, 1)
         if capacity >= PAGE or (grows and self._share):
             capacity = page_up(capacity)
-        room = capacity if capacity < PAGE else max(capacity, min(self._share, max(ROOM_BYTES, ROOM_TIMES * capacity)))
+        room = capacity if capacity < PAGE else max(capacity, self._share)
         try:
             offset = self._ranges.allocate(room)
         except RangesFullError:
