@@ -13,7 +13,6 @@ slot has one run at a time, so nobody reads a buffer that moves.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from outrider.shm.errors import OutOfMemoryError, RangesFullError
 from outrider.shm.ranges import Ranges
 from outrider.shm.segment import PAGE, Segment, page_up
 
+MANY_BUFFERS = 4096  # with more of them small values lie close together; else each buffer has pages of its own
 DISCARD_BYTES = 1 << 20  # memory of a buffer of this size is returned when it has moved; less is kept for others
 
 
@@ -52,10 +52,10 @@ class Places:
         self.changes = board.changes
         self._slots = slots
         self._buffer_of = dict(enumerate(range(edges))) if buffers is None else dict(buffers)
-        self._shared = {number for number, count in Counter(self._buffer_of.values()).items() if count > 1}
         count = 1 + max(self._buffer_of.values(), default=-1)
         self.stamps = [0] * (count * slots)
         start = arena_start(edges, slots)
+        self._close = count * slots > MANY_BUFFERS
         # A quarter of the addresses for all buffers as they are first made: the rest is for those that move.
         self._share = (segment.nbytes - start) // (4 * max(count, 1) * slots) // PAGE * PAGE
         self._lock = threading.Lock()
@@ -125,12 +125,12 @@ class Places:
         return self.number(edge, slot, Layout(NONE, 0, 0, (), 0, 0, None))
 
     def _offset(self, edge: int, slot: int, nbytes: int, value: str) -> int:
-        if nbytes > self._largest.get((edge, slot), -1):
-            self._largest[edge, slot] = nbytes
+        if nbytes > self._largest.get((edge, slot), 0):
+            self._largest[edge, slot] = self._rounded(nbytes)
         index = self.stamp_index(edge, slot)
         held = self._buffers.get(index)
         if held is None:
-            self._buffers[index] = held = self._new(nbytes, self._buffer_of[edge] in self._shared, value)
+            self._buffers[index] = held = self._new(nbytes, value)
         elif nbytes > held.capacity:
             wanted = max(nbytes, held.capacity + held.capacity // 2)
             if nbytes <= held.room:
@@ -138,7 +138,7 @@ class Places:
                 self.segment.populate(held.offset, capacity, value)
                 held.capacity = capacity
             else:
-                self._buffers[index] = self._new(wanted, True, value)
+                self._buffers[index] = self._new(wanted, value)
                 self.stamps[index] += 1
                 self.changes[slot] += 1
                 self._ranges.free(held.offset)
@@ -147,12 +147,14 @@ class Places:
                 held = self._buffers[index]
         return held.offset
 
-    def _new(self, nbytes: int, grows: bool, value: str) -> _Buffer:
-        """A buffer with memory for `nbytes`. Small ones that are not expected to grow lie close together."""
-        capacity = max(nbytes, 1)
-        if capacity >= PAGE or (grows and self._share):
-            capacity = page_up(capacity)
-        room = capacity if capacity < PAGE else max(capacity, self._share)
+    def _rounded(self, nbytes: int) -> int:
+        """Bytes of memory for a value: whole pages, but for small values among many."""
+        return page_up(max(nbytes, 1)) if nbytes >= PAGE or not self._close else max(nbytes, 1)
+
+    def _new(self, nbytes: int, value: str) -> _Buffer:
+        """A buffer with memory for `nbytes`, and with room if it has pages of its own."""
+        capacity = self._rounded(nbytes)
+        room = max(capacity, self._share) if capacity >= PAGE else capacity
         try:
             offset = self._ranges.allocate(room)
         except RangesFullError:
