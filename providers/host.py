@@ -23,7 +23,7 @@ from outrider.providers.steady import Call, Steady
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
-from outrider.providers.wire.messages import Failed, Load, Message, PartitionPlan, plan_of
+from outrider.providers.wire.messages import START, Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
 from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
 from outrider.shm.doorbell import Doorbell
@@ -102,13 +102,21 @@ class Lane:
 
 
 class LaneGroup:
-    """The lanes of one slot: `waiting` are those that may become ready now, in the order of the plan."""
+    """The lanes of one slot: `waiting` are those that may become ready now, in the order of the plan.
 
-    def __init__(self) -> None:
+    A run of the slot is here from the coordinator's start word until all lanes have served it.
+    """
+
+    def __init__(self, words: memoryview, start: int) -> None:
+        """`words[start]`: the start word of the slot."""
+        self._words = words
+        self._start = start
         self.first: list[Lane] = []  # those that wait for no lane of this worker
         self.count = 0
         self.waiting: list[Lane] = []
         self.left = 0
+        self.ended = 0  # the last run that all lanes have served
+        self.position = 0  # in `waiting`: lanes before it were not ready when they were looked at
 
     def add(self, lane: Lane, after: Lane | None) -> None:
         """Add a lane; `after` is the one of this group that it follows."""
@@ -116,14 +124,54 @@ class LaneGroup:
         self.count += 1
         self.waiting, self.left = list(self.first), self.count
 
-    def served(self, position: int) -> None:
-        """The lane at this position of `waiting` has served the run of the slot; after the last one all wait anew."""
-        lane = self.waiting.pop(position)
+    def run(self) -> int:
+        """The run that has begun and is not served by all lanes, or 0."""
+        run = run_of(self._words[self._start])
+        return run if run > self.ended else 0
+
+    def next_ready(self) -> tuple[Lane, int] | None:
+        """The next lane that is ready, and its run; None if there is none from `position` on."""
+        waiting = self.waiting
+        while self.position < len(waiting):
+            lane = waiting[self.position]
+            run = lane.ready()
+            if run:
+                return lane, run
+            self.position += 1
+        return None
+
+    def served(self) -> None:
+        """The lane at `position` has served the run of the slot; after the last one all wait anew."""
+        lane = self.waiting.pop(self.position)
         self.left -= 1
         if self.left:
             self.waiting += lane.followers
         else:
-            self.waiting, self.left = list(self.first), self.count
+            self.waiting, self.left, self.ended = list(self.first), self.count, lane.last
+            self.position = len(self.waiting)
+
+
+def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], None]) -> bool:
+    """Serve every lane that is ready, one of the oldest run first each time; True when there was one."""
+    begun = [group for group in groups if group.run()]
+    if len(begun) > 1:
+        begun.sort(key=LaneGroup.run)
+    for group in begun:
+        group.position = 0
+    served = False
+    at = 0
+    while at < len(begun):
+        found = begun[at].next_ready()
+        if found is None:
+            at += 1
+            continue
+        serve(*found)
+        begun[at].served()
+        served = True
+        for older in begun[:at]:  # they may have become ready meanwhile
+            older.position = 0
+        at = 0
+    return served
 
 
 class Partition:
@@ -221,7 +269,8 @@ class LoadedSession:
             message.pool_blocks,
             limit=message.pool_bytes,
         )
-        self._groups = [LaneGroup() for _ in range(slots)]
+        caller = readers[0]
+        self._groups = [LaneGroup(caller.words, caller.index(START, slot)) for slot in range(slots)]
         lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
         for plan in plans:
             partition = self._partition(plan, message, readers)
@@ -275,20 +324,8 @@ class LoadedSession:
         return Partition(plan, inputs, units)
 
     def poll(self) -> bool:
-        """Run every lane that is ready, in order; True when one was."""
-        any_ready = False
-        for group in self._groups:
-            position = 0
-            while position < len(group.waiting):
-                lane = group.waiting[position]
-                run = lane.ready()
-                if run:
-                    any_ready = True
-                    self._serve(lane, run)
-                    group.served(position)
-                else:
-                    position += 1
-        return any_ready
+        """Run every lane that is ready; True when one was."""
+        return serve_ready(self._groups, self._serve)
 
     def _serve(self, lane: Lane, run: int) -> None:
         lane.last = run

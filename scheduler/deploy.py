@@ -32,7 +32,7 @@ from outrider.shm.leases import Leases
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment, create_segment, read_only
 
-START = 0  # edge of the coordinator's board
+START = messages.START
 POOL_BLOCKS = 1024
 UNKNOWN_DIM = 64
 

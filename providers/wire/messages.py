@@ -22,6 +22,7 @@ import msgpack
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 
 PROTOCOL = 1
+START = 0  # edge of the coordinator's board whose word starts a run
 MAX_BYTES = 1 << 30  # a body larger than this is refused before it is parsed
 
 
@@ -72,7 +73,7 @@ class Load:
     """Compile these partitions and take part in runs.
 
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
-    coordinator. `own` is this worker's board. `pool`: descriptor id of its output pool, whose release words start at
+    coordinator, whose edge START starts each run. `own` is this worker's board. `pool`: descriptor id of its output pool, whose release words start at
     word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
     `slot_bells`: those of the run slots. `partitions`: see `PartitionPlan`.
     """
