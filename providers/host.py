@@ -25,7 +25,18 @@ from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
 from outrider.providers.wire.messages import START, Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
-from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
+from outrider.shm.board import (
+    ENCODED,
+    NONE,
+    STRONG_ORDER,
+    VOID,
+    BoardReader,
+    BoardWriter,
+    Layout,
+    fence,
+    number_of,
+    run_of,
+)
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
@@ -77,7 +88,7 @@ class Lane:
     earlier, so nobody looks at them until this lane has served the run.
     """
 
-    __slots__ = ("partition", "slot", "last", "ports", "steady", "bells", "followers")
+    __slots__ = ("partition", "slot", "last", "steady", "bells", "followers", "_words")
 
     def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
         self.partition = partition
@@ -86,37 +97,41 @@ class Lane:
         self.followers: list[Lane] = []
         self.last = 0
         self.steady: Steady | None = None
-        self.ports = tuple((port.reader.word, port.edge) for port in partition.inputs)
+        self._words = tuple((port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs)
 
     def ready(self) -> int:
         """The run to serve now, or 0."""
-        slot = self.slot
-        read, edge = self.ports[0]
-        run = run_of(read(edge, slot))
-        if run <= self.last:
-            return 0
-        for read, edge in self.ports[1:]:
-            if run_of(read(edge, slot)) != run:
+        run = 0
+        for words, index in self._words:
+            arrived = words[index] >> 16
+            if not run:
+                run = arrived
+                if run <= self.last:
+                    return 0
+            elif arrived != run:
                 return 0
+        if not STRONG_ORDER:
+            fence()
         return run
 
 
 class LaneGroup:
     """The lanes of one slot: `waiting` are those that may become ready now, in the order of the plan.
 
-    A run of the slot is here from the coordinator's start word until all lanes have served it.
+    A run of the slot is here from the coordinator's start word, `words[start]`, until all lanes have served it: `ended`
+    is the last that they all have.
     """
 
+    __slots__ = ("words", "start", "first", "count", "waiting", "left", "ended")
+
     def __init__(self, words: memoryview, start: int) -> None:
-        """`words[start]`: the start word of the slot."""
-        self._words = words
-        self._start = start
+        self.words = words
+        self.start = start
         self.first: list[Lane] = []  # those that wait for no lane of this worker
         self.count = 0
         self.waiting: list[Lane] = []
         self.left = 0
-        self.ended = 0  # the last run that all lanes have served
-        self.position = 0  # in `waiting`: lanes before it were not ready when they were looked at
+        self.ended = 0
 
     def add(self, lane: Lane, after: Lane | None) -> None:
         """Add a lane; `after` is the one of this group that it follows."""
@@ -125,53 +140,42 @@ class LaneGroup:
         self.waiting, self.left = list(self.first), self.count
 
     def run(self) -> int:
-        """The run that has begun and is not served by all lanes, or 0."""
-        run = run_of(self._words[self._start])
-        return run if run > self.ended else 0
+        """The run that the start word names."""
+        return run_of(self.words[self.start])
 
-    def next_ready(self) -> tuple[Lane, int] | None:
-        """The next lane that is ready, and its run; None if there is none from `position` on."""
-        waiting = self.waiting
-        while self.position < len(waiting):
-            lane = waiting[self.position]
-            run = lane.ready()
-            if run:
-                return lane, run
-            self.position += 1
-        return None
-
-    def served(self) -> None:
-        """The lane at `position` has served the run of the slot; after the last one all wait anew."""
-        lane = self.waiting.pop(self.position)
+    def served(self, position: int) -> bool:
+        """The lane at this position of `waiting` has served the run; True if it was the last, and all wait anew."""
+        lane = self.waiting.pop(position)
         self.left -= 1
         if self.left:
             self.waiting += lane.followers
-        else:
-            self.waiting, self.left, self.ended = list(self.first), self.count, lane.last
-            self.position = len(self.waiting)
+            return False
+        self.waiting, self.left, self.ended = list(self.first), self.count, lane.last
+        return True
 
 
 def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], None]) -> bool:
     """Serve every lane that is ready, one of the oldest run first each time; True when there was one."""
-    begun = [group for group in groups if group.run()]
+    begun = [group for group in groups if group.words[group.start] >> 16 > group.ended]
     if len(begun) > 1:
         begun.sort(key=LaneGroup.run)
-    for group in begun:
-        group.position = 0
-    served = False
-    at = 0
-    while at < len(begun):
-        found = begun[at].next_ready()
-        if found is None:
-            at += 1
-            continue
-        serve(*found)
-        begun[at].served()
-        served = True
-        for older in begun[:at]:  # they may have become ready meanwhile
-            older.position = 0
-        at = 0
-    return served
+    any_served = False
+    for place, group in enumerate(begun):
+        position = 0
+        while position < len(group.waiting):
+            lane = group.waiting[position]
+            run = lane.ready()
+            if not run:
+                position += 1
+                continue
+            serve(lane, run)
+            any_served = True
+            ended = group.served(position)
+            if place:  # older runs may have become ready meanwhile
+                serve_ready(begun[:place], serve)
+            if ended:
+                break
+    return any_served
 
 
 class Partition:

@@ -51,7 +51,8 @@ STRONG_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
 _fence_lock = threading.Lock()
 
 
-def _fence() -> None:
+def fence() -> None:
+    """Loads and stores before it happen before those after it; needed only without STRONG_ORDER."""
     with _fence_lock:
         pass
 
@@ -116,7 +117,7 @@ class BoardWriter:
         words = self._words
         words[1], words[2], words[3] = generation, edges, slots
         if not STRONG_ORDER:
-            _fence()
+            fence()
         words[0] = _MAGIC
 
     def number(self, edge: int, slot: int, layout: Layout) -> int:
@@ -159,7 +160,7 @@ class BoardWriter:
     def publish(self, edge: int, slot: int, run: int, number: int) -> None:
         """Announce that the value of `run` is complete. Ring the consumers' doorbells after it."""
         if not STRONG_ORDER:
-            _fence()
+            fence()
         self._words[8 + edge * self._slots + slot] = run << 16 | number
 
     def void(self, edge: int, slot: int, run: int) -> None:
@@ -185,7 +186,7 @@ class BoardWriter:
         for axis in range(rank):
             words[at + _FIELDS + axis] = layout.shape[axis]
         if not STRONG_ORDER:
-            _fence()
+            fence()
         self._version += 1
         words[at] = self._version
 
@@ -212,11 +213,11 @@ class BoardReader:
         """The `done` word: see `run_of` and `number_of`."""
         value = self._words[8 + edge * self._slots + slot]
         if not STRONG_ORDER:
-            _fence()
+            fence()
         return value
 
     def index(self, edge: int, slot: int) -> int:
-        """Where the `done` word is in `words`, for those who read it themselves (only with STRONG_ORDER)."""
+        """Where the `done` word is in `words`, for those who read it themselves; see `fence`."""
         return _HEADER + edge * self._slots + slot
 
     def version_at(self, edge: int, slot: int, number: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""In which order a worker serves what is ready: lanes that follow one another, and the oldest run before younger ones."""
+"""The order in which a worker serves what is ready: lanes after those they follow, the oldest run before younger ones."""
 
 from __future__ import annotations
 
