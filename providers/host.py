@@ -154,28 +154,31 @@ class LaneGroup:
         return True
 
 
-def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], None]) -> bool:
-    """Serve every lane that is ready, one of the oldest run first each time; True when there was one."""
+def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], None]) -> None:
+    """Serve every lane that is ready or becomes so by that, one of the oldest run first each time."""
     begun = [group for group in groups if group.words[group.start] >> 16 > group.ended]
     if len(begun) > 1:
         begun.sort(key=LaneGroup.run)
-    any_served = False
     for place, group in enumerate(begun):
         position = 0
-        while position < len(group.waiting):
+        passed = False  # a lane was served behind others that were not ready: they may have waited for its words
+        while True:
+            if position == len(group.waiting):
+                if not passed:
+                    break
+                position, passed = 0, False
             lane = group.waiting[position]
             run = lane.ready()
             if not run:
                 position += 1
                 continue
             serve(lane, run)
-            any_served = True
+            passed = position > 0
             ended = group.served(position)
             if place:  # older runs may have become ready meanwhile
                 serve_ready(begun[:place], serve)
             if ended:
                 break
-    return any_served
 
 
 class Partition:
@@ -327,9 +330,9 @@ class LoadedSession:
         inputs = [InputPort(e["name"], readers[e["board"]], e["edge"], message.slots) for e in plan.inputs]
         return Partition(plan, inputs, units)
 
-    def poll(self) -> bool:
-        """Run every lane that is ready; True when one was."""
-        return serve_ready(self._groups, self._serve)
+    def poll(self) -> None:
+        """Run every lane that is ready. What becomes ready by others' words is told by a ring."""
+        serve_ready(self._groups, self._serve)
 
     def _serve(self, lane: Lane, run: int) -> None:
         lane.last = run
