@@ -216,7 +216,7 @@ class Worker:
                         reason = f"it does not accept {', '.join(foreign)}"
                         declines += [{"node": node, "reason": reason} for node in nodes]
                     else:
-                        claims.append({"nodes": nodes, "reference": answer.reference})
+                        claims.append({"nodes": nodes, "reference": answer.reference, "cost": answer.cost})
                 else:
                     declines.append({"node": self._index(known, answer.node), "reason": text_of(answer.reason)})
         except (Exception, SystemExit) as caught:  # a provider may raise anything in claim()

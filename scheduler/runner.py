@@ -39,10 +39,9 @@ class Runner:
 
     def __init__(self, replicas: Sequence[Replica], queue_size: int | None = None, reject: bool = False) -> None:
         self.replicas = tuple(replicas)
-        # In turn, so that runs in flight are spread over the replicas.
-        rows = itertools.zip_longest(*(replica.slots for replica in replicas))
-        spread = [slot for row in rows for slot in row if slot is not None]
-        self.slots: Slots[Slot] = Slots(spread, queue_size, reject)
+        slots = [slot for replica in replicas for slot in replica.slots]
+        spread = (lambda slot: slot.replica) if len(replicas) > 1 else None  # runs in flight over the replicas
+        self.slots: Slots[Slot] = Slots(slots, queue_size, reject, spread)
         self._runs = itertools.count(1)
 
     def counters(self) -> Copies:

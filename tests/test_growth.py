@@ -1,4 +1,4 @@
-"""Edges on real workers: a few buffers for a long chain, growth that stalls nobody, nothing allocated in steady runs."""
+"""Edges on real workers: few buffers for a long chain, growth that stalls nobody, nothing allocated in steady runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which a worker serves what is ready: lanes after those they follow, the oldest run before younger ones."""
+"""The order in which a worker serves what is ready: lanes after those they follow, the oldest run before others."""
 
 from __future__ import annotations
 
