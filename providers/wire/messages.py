@@ -76,9 +76,9 @@ class Load:
     """Compile these partitions and take part in runs.
 
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
-    coordinator, whose edge START starts each run. `own` is this worker's board. `pool`: descriptor id of its output pool, whose release words start at
-    word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
-    `slot_bells`: those of the run slots. `partitions`: see `PartitionPlan`.
+    coordinator, whose edge START starts each run. `own` is this worker's board. `pool`: descriptor id of its output
+    pool, whose release words start at word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the
+    workers' doorbells by board; `slot_bells`: those of the run slots. `partitions`: see `PartitionPlan`.
     """
 
     session: int
