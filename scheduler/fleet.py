@@ -196,6 +196,14 @@ class Fleet:
         return data
 
 
+    def ask_for_spans(
+        self, worker: Worker, session: int, on: bool
+    ) -> concurrent.futures.Future[messages.TraceData]:
+        """Have a worker begin (`on`) or end to trace a session; the next part of its spans comes as the answer."""
+        number = next(self._numbers)
+        return self._monitor.request(worker, messages.TraceRequest(number, session, on), ("TraceData", number))
+
+
 def _place(kind: str) -> tuple[str, int]:
     """What the worker loads, and the instance or device number."""
     found = target(kind)
