@@ -27,7 +27,7 @@ from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
 from outrider.providers.wire.messages import Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
-from outrider.providers.wire.spans import Recorder, Trace, timed
+from outrider.providers.wire.spans import Args, Recorder, Trace, timed
 from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
@@ -310,7 +310,7 @@ class LoadedSession:
 
     def _serve_traced(self, lane: Lane, run: int) -> None:
         number = lane.partition.number
-        args = {"partition": number, "run": run, "slot": lane.slot, "generation": self.generation}
+        args: Args = {"partition": number, "run": run, "slot": lane.slot, "generation": self.generation}
         lane.failed = ""
         with self._trace.into(self._recorder), timed(self._recorder, "partition", f"partition {number}", args):
             self._serve(lane, run)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire.dtypes import is_tensor, storage_bytes
 from outrider.providers.wire.failures import first_names
-from outrider.providers.wire.graph import Graph, TensorRef, Value
+from outrider.providers.wire.graph import Graph, Node, TensorRef, Value
 from outrider.scheduler.deploy import Blueprint, UnitGraphs
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.placement import Placer
@@ -87,9 +89,15 @@ def session_stats(placer: Placer, blueprint: Blueprint, fleet: Fleet, runner: Ru
     copies, copied = runner.counters.copies, runner.counters.copied_bytes
     allocated = 0 if runner.generation is None else runner.generation.places.allocated_bytes
     providers: dict[str, Any] = {}
+    served: dict[int, list[int]] = {}
+    operators: dict[str, list[int]] = {}
     for worker in placer.workers:
         told = fleet.stats_of(worker)
-        mine = told.get("sessions", {}).get(str(session), {})
+        mine = dict(told.get("sessions", {}).get(str(session), {}))
+        served.update((number, totals) for number, *totals in mine.pop("partitions", []))
+        for operator, totals in mine.pop("operators", {}).items():
+            before = operators.get(operator, [0, 0])
+            operators[operator] = [before[0] + totals[0], before[1] + totals[1]]
         copies += mine.get("copies", 0)
         copied += mine.get("copied_bytes", 0)
         allocated += mine.get("allocated_bytes", 0)
@@ -103,7 +111,40 @@ def session_stats(placer: Placer, blueprint: Blueprint, fleet: Fleet, runner: Ru
         "reference_nodes": len(report.reference_nodes),
         "partitions": len(blueprint.plan.partitions),
         "providers": providers,
+        "per_partition": _per_partition(placer, blueprint, served),
+        "per_operator": _per_operator(blueprint.graph, operators),
     }
+
+
+def _per_partition(placer: Placer, blueprint: Blueprint, served: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
+    """`served`: partition -> (runs, nanoseconds)."""
+    plan = blueprint.plan
+    made = []
+    for number, partition in enumerate(plan.partitions):
+        runs, nanoseconds = served.get(number, (0, 0))
+        nodes = sum(len(plan.units[unit].nodes) for unit in partition.units)
+        provider = placer.workers[partition.provider].name
+        made.append(
+            {"partition": number, "provider": provider, "nodes": nodes, "runs": runs, "seconds": nanoseconds / 1e9}
+        )
+    return made
+
+
+def _per_operator(graph: Graph, operators: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
+    """`operators`: 'domain::op' -> (executions, nanoseconds), of what was traced."""
+    nodes = Counter(node.label for node in _every_node(graph))
+    return {
+        operator: {"nodes": nodes[operator], "runs": runs, "seconds": nanoseconds / 1e9}
+        for operator, (runs, nanoseconds) in sorted(operators.items())
+    }
+
+
+def _every_node(graph: Graph) -> Iterator[Node]:
+    """Those of bodies too."""
+    for node in graph.nodes:
+        yield node
+        for _, body in node.bodies():
+            yield from _every_node(body)
 
 
 def _weights(graph: Graph) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """A trace as a file that ui.perfetto.dev and chrome://tracing show: Chrome's JSON trace format.
 
 Each process and thread is a track of nested spans ("X" events). An arrow ("s" and "f" events) leads from what wrote a
-value (the step, or else the unit) to the partition that reads it. Times are microseconds of CLOCK_MONOTONIC, so files of
-several sessions and programs of one host can be laid side by side. What is missing stands under `otherData`, and shows
-as an instant of the process.
+value (the step, or else the unit) to the partition that reads it. Times are microseconds of CLOCK_MONOTONIC, so files
+of several sessions and programs of one host can be laid side by side. What is missing stands under `otherData`, and
+shows as an instant of the process.
 
 Format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -139,14 +139,14 @@ def _find(process: Process, works: dict[Key, _Work]) -> None:
     for kind, name, thread, start, end, args in sorted(process.spans, key=lambda span: (span[3], -span[4])):
         if kind in ("partition", "run"):
             partition = CALLER if kind == "run" else args.get("partition")
-            key = (args.get("generation"), args.get("run"), partition)
-            if all(type(part) is int for part in key):
-                work = works.setdefault(key, _Work((process.pid, thread), start))
+            generation, run = args.get("generation"), args.get("run")
+            if isinstance(generation, int) and isinstance(run, int) and isinstance(partition, int):
+                work = works.setdefault((generation, run, partition), _Work((process.pid, thread), start))
                 open_work[thread] = (end, work)
             continue
-        last, work = open_work.get(thread, (0, None))
-        if work is None or end > last:
+        if thread not in open_work or end > open_work[thread][0]:
             continue
+        work = open_work[thread][1]
         if kind == "unit":
             work.units.append((start, end, args))
         elif kind in ("step", "copy"):

@@ -17,6 +17,7 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_from_plain, first_names
 from outrider.providers.wire.graph import Graph, Node, Value
 from outrider.providers.wire.pack import pack_graph
+from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning
 from outrider.scheduler.deploy import Blueprint, Deployer
@@ -33,6 +34,7 @@ from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.options import SessionOptions, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
+from outrider.scheduler.trace import spanned
 
 NOT_CLAIMED = "not claimed"
 
@@ -178,6 +180,11 @@ class Placer:
         self._last: tuple[tuple[Any, ...], planning.Plan] | None = None
 
     @property
+    def recorder(self) -> Recorder | None:
+        """Where spans go while the session is traced."""
+        return self.deployer.recorder
+
+    @property
     def graph(self) -> Graph:
         """The model as it is placed: function calls that nobody claimed are inlined."""
         return self.loaded.graph
@@ -257,6 +264,7 @@ class Placer:
             self.answers.refuse(placed.provider, nodes, reason)
 
     # Asking --------------------------------------------------------------------------------------------------------
+    @spanned("claim")
     def _ask(self, graph: Graph) -> None:
         self._rounds += 1
         packed = pack_graph(graph)
@@ -293,6 +301,7 @@ class Placer:
         )
 
     # Planning ------------------------------------------------------------------------------------------------------
+    @spanned("plan")
     def _planned(self, assignment: Mapping[int, int]) -> planning.Plan:
         """The plan of the answers so far; the last one again when nothing that it depends on has changed."""
         depends = (self.graph, len(self.answers.claims), len(self.answers.refused), dict(assignment))

@@ -6,18 +6,18 @@ fetched from the workers in parts, and `chrome.py` makes the file.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import WireError
-from outrider.providers.wire.spans import Recorder, Span, span_of
+from outrider.providers.wire.spans import Recorder, Span, span_of, timed
 from outrider.scheduler import chrome
 from outrider.scheduler.errors import InvalidOptionError, OutriderError, TraceError
-from outrider.scheduler.planning import CALLER
 
 if TYPE_CHECKING:
     from outrider.scheduler.deploy import Blueprint
@@ -67,6 +67,30 @@ def _unwritable(path: str) -> str:
     return ""
 
 
+class _Recording(Protocol):
+    @property
+    def recorder(self) -> Recorder | None: ...
+
+
+_Self = TypeVar("_Self", bound=_Recording)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def spanned(kind: str) -> Callable[[Callable[Concatenate[_Self, _P], _R]], Callable[Concatenate[_Self, _P], _R]]:
+    """Each call of a method is a span of this kind in the `recorder` of its object, if that has one."""
+
+    def decorate(method: Callable[Concatenate[_Self, _P], _R]) -> Callable[Concatenate[_Self, _P], _R]:
+        @functools.wraps(method)
+        def timed_method(self: _Self, /, *args: _P.args, **keywords: _P.kwargs) -> _R:
+            with timed(self.recorder, kind, kind):
+                return method(self, *args, **keywords)
+
+        return timed_method
+
+    return decorate
+
+
 class SessionTrace:
     """A trace that is on. `recorder` takes the coordinator's own spans; the session tells of workers and plans."""
 
@@ -92,7 +116,9 @@ class SessionTrace:
                 try:
                     answer.result(ANSWER_SECONDS)
                 except (TimeoutError, OutriderError) as error:
-                    self._notes.append(f"{worker.name}: {_why(error)} when the trace began; its first spans are missing")
+                    self._notes.append(
+                        f"{worker.name}: {_why(error)} when the trace began; its first spans are missing"
+                    )
 
     def planned(self, generation: int, blueprint: Blueprint) -> None:
         """Runs of this generation follow this plan."""

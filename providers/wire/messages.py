@@ -166,7 +166,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """`on`: trace this session from now on, from nothing. Not `on`: stop, and send the next part of what was recorded."""
+    """`on`: trace this session from now on, from nothing; else stop, and send the next part of what was recorded."""
 
     request: int
     session: int
