@@ -310,7 +310,8 @@ class LoadedSession:
 
     def _serve_traced(self, lane: Lane, run: int) -> None:
         number = lane.partition.number
-        args: Args = {"partition": number, "run": run, "slot": lane.slot, "generation": self.generation}
+        args: Args = {"partition": number, "run": run, "slot": lane.slot}
+        args.update(session=self.session, generation=self.generation)
         lane.failed = ""
         with self._trace.into(self._recorder), timed(self._recorder, "partition", f"partition {number}", args):
             self._serve(lane, run)

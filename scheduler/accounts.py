@@ -14,6 +14,7 @@ from outrider.scheduler.deploy import Blueprint, UnitGraphs
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.planning import CALLER
+from outrider.scheduler.replica import Replica
 from outrider.scheduler.report import (
     CALLER as THE_CALLER,
 )
@@ -84,46 +85,55 @@ def placement_report(placer: Placer, blueprint: Blueprint, fleet: Fleet) -> Plac
     return PlacementReport(partitions, placed, transfers, group_declines(refusals), providers, notes)
 
 
-def session_stats(placer: Placer, blueprint: Blueprint, fleet: Fleet, runner: Runner, session: int) -> dict[str, Any]:
+def session_stats(placer: Placer, fleet: Fleet, runner: Runner) -> dict[str, Any]:
     """Counters of coordinator and workers since the session was made (a worker's: since it last started)."""
-    copies, copied = runner.counters.copies, runner.counters.copied_bytes
-    allocated = 0 if runner.generation is None else runner.generation.places.allocated_bytes
+    counted = runner.counters()
+    copies, copied, allocated, partitions = counted.copies, counted.copied_bytes, 0, 0
+    for replica in runner.replicas:
+        partitions += len(replica.blueprint.plan.partitions)
+        if replica.generation is not None:
+            allocated += replica.generation.places.allocated_bytes
+    numbers = [str(replica.deployer.session) for replica in runner.replicas]
     providers: dict[str, Any] = {}
-    served: dict[int, list[int]] = {}
+    served: dict[tuple[str, int], list[int]] = {}  # (session number, partition) -> [runs, nanoseconds]
     operators: dict[str, list[int]] = {}
     for worker in placer.workers:
         told = fleet.stats_of(worker)
-        mine = dict(told.get("sessions", {}).get(str(session), {}))
-        served.update((number, totals) for number, *totals in mine.pop("partitions", []))
-        for operator, totals in mine.pop("operators", {}).items():
-            before = operators.get(operator, [0, 0])
-            operators[operator] = [before[0] + totals[0], before[1] + totals[1]]
+        mine: dict[str, int] = {}
+        for number in numbers:
+            counters = dict(told.get("sessions", {}).get(number, {}))
+            served.update(((number, partition), totals) for partition, *totals in counters.pop("partitions", []))
+            for operator, totals in counters.pop("operators", {}).items():
+                before = operators.get(operator, [0, 0])
+                operators[operator] = [before[0] + totals[0], before[1] + totals[1]]
+            for name, value in counters.items():
+                mine[name] = mine.get(name, 0) + value
         copies += mine.get("copies", 0)
         copied += mine.get("copied_bytes", 0)
         allocated += mine.get("allocated_bytes", 0)
         providers[worker.name] = {**told.get("provider", {}), **mine}
-    report = placement_report(placer, blueprint, fleet)
+    report = placement_report(placer, runner.replicas[0].blueprint, fleet)
     return {
-        "runs": runner.counters.runs,
+        "runs": counted.runs,
         "copies": copies,
         "copied_bytes": copied,
         "allocated_bytes": allocated,
         "reference_nodes": len(report.reference_nodes),
-        "partitions": len(blueprint.plan.partitions),
+        "partitions": partitions,
         "providers": providers,
-        "per_partition": _per_partition(placer, blueprint, served),
-        "per_operator": _per_operator(blueprint.graph, operators),
+        "per_partition": [one for replica in runner.replicas for one in _per_partition(replica, served)],
+        "per_operator": _per_operator(placer.graph, operators),
     }
 
 
-def _per_partition(placer: Placer, blueprint: Blueprint, served: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
-    """`served`: partition -> (runs, nanoseconds)."""
-    plan = blueprint.plan
+def _per_partition(replica: Replica, served: Mapping[tuple[str, int], Sequence[int]]) -> list[dict[str, Any]]:
+    """Of each partition what it is, how many runs its worker has served, and how many seconds they took there."""
+    blueprint = replica.blueprint
     made = []
-    for number, partition in enumerate(plan.partitions):
-        runs, nanoseconds = served.get(number, (0, 0))
-        nodes = sum(len(plan.units[unit].nodes) for unit in partition.units)
-        provider = placer.workers[partition.provider].name
+    for number, partition in enumerate(blueprint.plan.partitions):
+        runs, nanoseconds = served.get((str(replica.deployer.session), number), (0, 0))
+        nodes = sum(len(blueprint.plan.units[unit].nodes) for unit in partition.units)
+        provider = blueprint.workers[partition.provider].name
         made.append(
             {"partition": number, "provider": provider, "nodes": nodes, "runs": runs, "seconds": nanoseconds / 1e9}
         )

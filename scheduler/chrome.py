@@ -20,7 +20,8 @@ from typing import Any
 from outrider.providers.wire.spans import Span
 from outrider.scheduler.planning import CALLER
 
-Key = tuple[int, int, int]  # (generation, run, partition); partition CALLER for the caller's side of a run
+Plan = tuple[int, int]  # (session number, generation)
+Key = tuple[Plan, int, int]  # (plan, run, partition); partition CALLER for the caller's side of a run
 Track = tuple[int, int]  # (process, thread)
 
 
@@ -57,9 +58,9 @@ class _Work:
 
 
 def document(
-    processes: Sequence[Process], links: Mapping[int, Sequence[Link]], notes: Sequence[str] = ()
+    processes: Sequence[Process], links: Mapping[Plan, Sequence[Link]], notes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The whole file as plain data. `links` by generation; `notes`: what is missing, in words."""
+    """The whole file as plain data. `links` of each plan; `notes`: what is missing, in words."""
     events: list[dict[str, Any]] = []
     told = list(notes)
     for position, process in enumerate(processes):
@@ -103,24 +104,25 @@ def _slice(pid: int, span: Span) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _arrows(processes: Sequence[Process], links: Mapping[int, Sequence[Link]]) -> Iterator[dict[str, Any]]:
+def _arrows(processes: Sequence[Process], links: Mapping[Plan, Sequence[Link]]) -> Iterator[dict[str, Any]]:
     works: dict[Key, _Work] = {}
     for process in processes:
         _find(process, works)
     number = 0
-    for (generation, run, partition), work in sorted(works.items(), key=lambda item: item[0]):
-        for link in links.get(generation, ()):
+    for (plan, run, partition), work in sorted(works.items(), key=lambda item: item[0]):
+        for link in links.get(plan, ()):
             if link.producer != partition:
                 continue
             start, end = _writer(work, link)
             readers = [*link.consumers, *([CALLER] if link.to_caller and partition != CALLER else [])]
             for reader in readers:
-                target = works.get((generation, run, reader))
+                target = works.get((plan, run, reader))
                 if target is None:
                     continue
                 at = target.writers.get("results", (target.start, 0))[0] if reader == CALLER else target.start
                 number += 1
-                yield _end("s", number, link.value, work.track, (start + end) // 2)
+                # The caller's workers may start while it still rings others.
+                yield _end("s", number, link.value, work.track, start if partition == CALLER else (start + end) // 2)
                 yield _end("f", number, link.value, target.track, at + 1)
 
 
@@ -139,9 +141,11 @@ def _find(process: Process, works: dict[Key, _Work]) -> None:
     for kind, name, thread, start, end, args in sorted(process.spans, key=lambda span: (span[3], -span[4])):
         if kind in ("partition", "run"):
             partition = CALLER if kind == "run" else args.get("partition")
-            generation, run = args.get("generation"), args.get("run")
-            if isinstance(generation, int) and isinstance(run, int) and isinstance(partition, int):
-                work = works.setdefault((generation, run, partition), _Work((process.pid, thread), start))
+            numbers = [args.get(name, CALLER) for name in ("session", "generation", "run")]
+            if isinstance(partition, int) and all(isinstance(number, int) for number in numbers):
+                session, generation, run = numbers
+                work = _Work((process.pid, thread), start)
+                works[(session, generation), run, partition] = work
                 open_work[thread] = (end, work)
             continue
         if thread not in open_work or end > open_work[thread][0]:

@@ -38,8 +38,8 @@ class Recorder:
     """The latest spans of one session in one process. May be used from several threads.
 
     `on`: whether it is to be added to, for its owner. `dropped`: spans that were forgotten since the last `start`.
-    `operators`: 'domain::op' -> [runs, nanoseconds], over all that was ever recorded. `threads`: number -> name of those
-    that recorded. `steps`: how many were ever told.
+    `operators`: 'domain::op' -> [runs, nanoseconds], over all that was ever recorded. `steps`: how many were ever told.
+    `threads`: number -> name of those that recorded.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
