@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic_ns
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,14 +66,14 @@ class InputPort:
 class Lane:
     """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
 
-    The `runs` it served, failed ones too, took it `nanoseconds`; `failed` says why one failed, for a trace.
+    The `runs` it served, failed ones too, took it `seconds`; `failed` says why one failed, for a trace.
 
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
     """
 
     __slots__ = (
-        "partition", "slot", "last", "ports", "steady", "bells", "followers", "runs", "nanoseconds", "failed"
+        "partition", "slot", "last", "ports", "steady", "bells", "followers", "runs", "seconds", "failed"
     )  # fmt: skip
 
     def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
@@ -83,7 +83,7 @@ class Lane:
         self.followers: list[Lane] = []
         self.last = 0
         self.runs = 0
-        self.nanoseconds = 0
+        self.seconds = 0.0
         self.failed = ""
         self.steady: Steady | None = None
         self.ports = tuple((port.reader.word, port.edge) for port in partition.inputs)
@@ -320,7 +320,7 @@ class LoadedSession:
 
     def _serve(self, lane: Lane, run: int) -> None:
         lane.last = run
-        begun = monotonic_ns()
+        begun = monotonic()
         try:
             if lane.steady is not None and lane.steady.fits(run):
                 lane.steady.repeat(run)
@@ -332,7 +332,7 @@ class LoadedSession:
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
         lane.runs += 1
-        lane.nanoseconds += monotonic_ns() - begun
+        lane.seconds += monotonic() - begun
         for bell in lane.bells:
             bell.ring()
 
@@ -361,12 +361,12 @@ class LoadedSession:
         self._board.void(lane.partition.done, lane.slot, run)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this session in this worker; `partitions`: [number, runs, nanoseconds] of each."""
-        totals: dict[int, list[int]] = {}
+        """Counters of this session in this worker; `partitions`: [number, runs, seconds] of each."""
+        totals: dict[int, list[float]] = {}
         for (number, _), lane in self._lanes.items():
-            total = totals.setdefault(number, [number, 0, 0])
+            total = totals.setdefault(number, [number, 0, 0.0])
             total[1] += lane.runs
-            total[2] += lane.nanoseconds
+            total[2] += lane.seconds
         return {
             "bound": self.counters.bound,
             "copies": self.counters.copies,

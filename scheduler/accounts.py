@@ -95,8 +95,8 @@ def session_stats(placer: Placer, fleet: Fleet, runner: Runner) -> dict[str, Any
             allocated += replica.generation.places.allocated_bytes
     numbers = [str(replica.deployer.session) for replica in runner.replicas]
     providers: dict[str, Any] = {}
-    served: dict[tuple[str, int], list[int]] = {}  # (session number, partition) -> [runs, nanoseconds]
-    operators: dict[str, list[int]] = {}
+    served: dict[tuple[str, int], list[float]] = {}  # (session number, partition) -> [runs, seconds]
+    operators: dict[str, list[float]] = {}
     for worker in placer.workers:
         told = fleet.stats_of(worker)
         mine: dict[str, int] = {}
@@ -126,26 +126,24 @@ def session_stats(placer: Placer, fleet: Fleet, runner: Runner) -> dict[str, Any
     }
 
 
-def _per_partition(replica: Replica, served: Mapping[tuple[str, int], Sequence[int]]) -> list[dict[str, Any]]:
+def _per_partition(replica: Replica, served: Mapping[tuple[str, int], Sequence[float]]) -> list[dict[str, Any]]:
     """Of each partition what it is, how many runs its worker has served, and how many seconds they took there."""
     blueprint = replica.blueprint
     made = []
     for number, partition in enumerate(blueprint.plan.partitions):
-        runs, nanoseconds = served.get((str(replica.deployer.session), number), (0, 0))
+        runs, seconds = served.get((str(replica.deployer.session), number), (0, 0))
         nodes = sum(len(blueprint.plan.units[unit].nodes) for unit in partition.units)
         provider = blueprint.workers[partition.provider].name
-        made.append(
-            {"partition": number, "provider": provider, "nodes": nodes, "runs": runs, "seconds": nanoseconds / 1e9}
-        )
+        made.append({"partition": number, "provider": provider, "nodes": nodes, "runs": runs, "seconds": seconds})
     return made
 
 
-def _per_operator(graph: Graph, operators: Mapping[str, Sequence[int]]) -> dict[str, dict[str, Any]]:
-    """`operators`: 'domain::op' -> (executions, nanoseconds), of what was traced."""
+def _per_operator(graph: Graph, operators: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """`operators`: 'domain::op' -> (executions, seconds), of what was traced."""
     nodes = Counter(node.label for node in _every_node(graph))
     return {
-        operator: {"nodes": nodes[operator], "runs": runs, "seconds": nanoseconds / 1e9}
-        for operator, (runs, nanoseconds) in sorted(operators.items())
+        operator: {"nodes": nodes[operator], "runs": runs, "seconds": seconds}
+        for operator, (runs, seconds) in sorted(operators.items())
     }
 
 

@@ -121,8 +121,9 @@ def _arrows(processes: Sequence[Process], links: Mapping[Plan, Sequence[Link]]) 
                     continue
                 at = target.writers.get("results", (target.start, 0))[0] if reader == CALLER else target.start
                 number += 1
-                # The caller's workers may start while it still rings others.
-                yield _end("s", number, link.value, work.track, start if partition == CALLER else (start + end) // 2)
+                # From the last moment, when nothing inside is open; but workers start while the caller rings others.
+                leaves = start if partition == CALLER else max(start, end - 1)
+                yield _end("s", number, link.value, work.track, leaves)
                 yield _end("f", number, link.value, target.track, at + 1)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import WireError
-from outrider.providers.wire.spans import Args, Recorder, Span, span_of, timed
+from outrider.providers.wire.spans import LIMIT, Args, Recorder, Span, span_of, timed
 from outrider.scheduler import chrome
 from outrider.scheduler.errors import InvalidOptionError, OutriderError, TraceError
 
@@ -41,7 +41,7 @@ def asked_for() -> str | None:
     if not path:
         return None
     path = os.path.abspath(path)
-    reason = _unwritable(path)
+    reason = unwritable(path)
     if reason:
         raise InvalidOptionError(
             f"{VARIABLE}={path!r} is not valid: {reason}", name=VARIABLE, value=path, expected="a path for a file"
@@ -55,13 +55,14 @@ def checked_path(path: Any) -> str:
         found = os.path.abspath(os.fsdecode(path))
     except TypeError as error:
         raise TraceError(f"stop_trace takes the path of a file, not {path!r}", reason="no path") from error
-    reason = _unwritable(found)
+    reason = unwritable(found)
     if reason:
         raise TraceError(f"the trace cannot be written to {found}: {reason}; it goes on", path=found, reason=reason)
     return found
 
 
-def _unwritable(path: str) -> str:
+def unwritable(path: str) -> str:
+    """Why no file can be made at an absolute path; '' if one can."""
     folder = os.path.dirname(path)
     if os.path.isdir(path):
         return "it is a folder"
@@ -327,7 +328,7 @@ class SessionTrace:
                         malformed += 1
                 if data.ended:
                     self._missing(f"{member.name} has forgotten the session: its spans are missing")
-                if not data.left or not data.spans:
+                if not data.left or not data.spans or len(spans) + malformed > LIMIT:
                     break
         except (TimeoutError, OutriderError) as error:
             self._missing(f"{member.name}: {_why(error)}, so spans of it are missing")

@@ -38,14 +38,14 @@ class Recorder:
     """The latest spans of one session in one process. May be used from several threads.
 
     `on`: whether it is to be added to, for its owner. `dropped`: spans that were forgotten since the last `start`.
-    `operators`: 'domain::op' -> [runs, nanoseconds], over all that was ever recorded. `steps`: how many were ever told.
+    `operators`: 'domain::op' -> [runs, seconds], over all that was ever recorded. `steps`: how many were ever told.
     `threads`: number -> name of those that recorded.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.on = False
         self.dropped = 0
-        self.operators: dict[str, list[int]] = {}
+        self.operators: dict[str, list[float]] = {}
         self.threads: dict[int, str] = {}
         self.steps = 0
         self._spans: deque[Span] = deque()
@@ -87,9 +87,9 @@ class Recorder:
         """One more execution of an operator, 'domain::op'."""
         total = self.operators.get(op)
         if total is None:
-            total = self.operators[op] = [0, 0]
+            total = self.operators[op] = [0, 0.0]
         total[0] += 1
-        total[1] += nanoseconds
+        total[1] += nanoseconds / 1e9
 
     @contextlib.contextmanager
     def timed(self, kind: str, name: str, args: Args | None = None) -> Iterator[Args]:
@@ -167,7 +167,8 @@ def span_of(body: Any) -> Span:
     if type(body) is not list or len(body) != 6:
         raise _malformed("six fields")
     kind, name, thread, start, end, args = body
-    if kind not in KINDS or type(name) is not str or any(type(one) is not int for one in (thread, start, end)):
+    texts, numbers = (kind, name), (thread, start, end)
+    if any(type(one) is not str for one in texts) or any(type(one) is not int for one in numbers) or kind not in KINDS:
         raise _malformed("(kind, name, thread, start, end, args)")
     if not 0 <= start <= end < 1 << 63 or not 0 <= thread < 1 << 32:
         raise _malformed("an end after its start")
