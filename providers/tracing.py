@@ -14,8 +14,6 @@ from outrider.providers.contract import Run, Unit
 from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.spans import Args, Recorder
 
-WRITES = 16  # outputs named in a span
-
 
 @contextlib.contextmanager
 def unit_span(recorder: Recorder, unit: Unit, args: Args) -> Iterator[Args]:
@@ -41,13 +39,12 @@ def run_unit(recorder: Recorder, bound: BoundUnit, slot: int, arguments: Sequenc
 
 
 def written(bound: BoundUnit, results: Sequence[tuple[int, Any]]) -> Args:
-    """`bytes` that a unit wrote, and which values how many of them."""
-    sizes = {
-        port.name: value.nbytes
+    """`bytes` of the arrays that a unit wrote; `writes`: value -> its bytes, or 'encoded' for strings and sequences."""
+    writes = {
+        port.name: value.nbytes if isinstance(value, np.ndarray) and not value.dtype.hasobject else "encoded"
         for port, (_, value) in zip(bound.outputs, results, strict=True)
-        if isinstance(value, np.ndarray)
     }
-    return {"bytes": sum(sizes.values()), "writes": dict(list(sizes.items())[:WRITES])}
+    return {"bytes": sum(size for size in writes.values() if isinstance(size, int)), "writes": writes}
 
 
 def repeated(recorder: Recorder, unit: Unit, args: Args, call: Run) -> Run:

@@ -53,6 +53,7 @@ class _Work:
 
     track: Track
     start: int
+    failed: bool  # it published nothing
     writers: dict[str, tuple[int, int]] = field(default_factory=dict)  # node or value -> (start, end)
     units: list[tuple[int, int, Mapping[str, Any]]] = field(default_factory=list)
 
@@ -111,9 +112,10 @@ def _arrows(processes: Sequence[Process], links: Mapping[Plan, Sequence[Link]]) 
     number = 0
     for (plan, run, partition), work in sorted(works.items(), key=lambda item: item[0]):
         for link in links.get(plan, ()):
-            if link.producer != partition:
+            written = _writer(work, link) if link.producer == partition else None
+            if written is None:
                 continue
-            start, end = _writer(work, link)
+            start, end = written
             readers = [*link.consumers, *([CALLER] if link.to_caller and partition != CALLER else [])]
             for reader in readers:
                 target = works.get((plan, run, reader))
@@ -145,7 +147,7 @@ def _find(process: Process, works: dict[Key, _Work]) -> None:
             numbers = [args.get(name, CALLER) for name in ("session", "generation", "run")]
             if isinstance(partition, int) and all(isinstance(number, int) for number in numbers):
                 session, generation, run = numbers
-                work = _Work((process.pid, thread), start)
+                work = _Work((process.pid, thread), start, "error" in args)
                 works[(session, generation), run, partition] = work
                 open_work[thread] = (end, work)
             continue
@@ -158,17 +160,19 @@ def _find(process: Process, works: dict[Key, _Work]) -> None:
             work.writers[name] = (start, end)
 
 
-def _writer(work: _Work, link: Link) -> tuple[int, int]:
-    """Times of what wrote the value: the step of its node, else the unit that says so, else all there is."""
+def _writer(work: _Work, link: Link) -> tuple[int, int] | None:
+    """Times of what wrote the value: the step of its node, else the unit that says so; None if nothing did."""
     if link.producer == CALLER:
-        return work.writers.get("inputs", (work.start, work.start))
+        return work.writers.get("inputs")
+    if work.failed:
+        return None
     if link.node in work.writers:
         return work.writers[link.node]
     for start, end, args in work.units:
         writes = args.get("writes")
         if isinstance(writes, dict) and link.value in writes:
             return start, end
-    return work.start, work.start
+    return None
 
 
 # The file ------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from outrider.scheduler.steady import SteadyRun
 from outrider.shm.board import run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
+from outrider.shm.spin import Spin
 
 FAILURE_SECONDS = 30.0  # between a void word and the message that explains it
 STORIES = 256  # of runs whose callers had left
@@ -64,25 +65,29 @@ class Slot:
     replica: Replica
     index: int
     bell: Doorbell
+    spin: Spin
     inputs: dict[str, Input] = field(default_factory=dict)
     pending: int = 0
     feeds: Mapping[str, Any] | None = None
     words: Sequence[tuple[int, int]] = ()  # (edge of board 0, layout number)
     steady: SteadyRun | None = None
-    woken: int = 0  # when the workers were done with its last traced run, in ns of CLOCK_MONOTONIC
     counters: Copies = field(default_factory=Copies)
 
 
 class Replica:
-    """Listens to the monitor for one session number. `death`: of a worker of the present generation."""
+    """Listens to the monitor for one session number.
 
-    def __init__(self, deployer: Deployer, bells: Sequence[Doorbell]) -> None:
+    `death`: of a worker of the present generation; `ended`: there was one, or the fleet or session was closed.
+    """
+
+    def __init__(self, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
         self.deployer = deployer
-        self.slots = [Slot(self, index, bell) for index, bell in enumerate(bells)]
+        self.slots = [Slot(self, index, bell, Spin(spin_us)) for index, bell in enumerate(bells)]
         self.blueprint: Blueprint
         self.generation: Generation | None = None
         self.death: WorkerDiedError | None = None
         self.closed = False
+        self.ended = False
         self._stories: dict[int, OutriderError] = {}
         self._told = threading.Condition()
 
@@ -105,11 +110,12 @@ class Replica:
         if generation is None or worker.index + 1 not in generation.sides:
             return
         self.death = error
+        self.ended = True
         self.wake()
 
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
-        self.closed = True
+        self.closed = self.ended = True
         self.wake()
 
     def wake(self) -> None:
@@ -138,6 +144,7 @@ class Replica:
             death = side.worker.death
             if death is not None and death.incarnation >= side.incarnation:
                 self.death = death
+        self.ended = self.closed or self.death is not None
 
     # Called by those who run -----------------------------------------------------------------------------------------
     def check(self) -> None:

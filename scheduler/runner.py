@@ -7,8 +7,8 @@ a partition failed or a worker died: the replica notes that and rings the slots'
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
-from time import monotonic_ns
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,9 @@ class Runner:
         slot = runner.slots.take()
         try:
             run = runner.begin(slot, feeds, defaults, signature)
-            results = runner.finish(slot, run, wanted, signature)
+            results = runner.finish_steadily(slot, run)
+            if results is None:
+                results = runner.finish(slot, run, wanted, signature)
         finally:
             runner.slots.give(slot)
 
@@ -62,14 +64,15 @@ class Runner:
         `defaults`: initializers of inputs that were not fed. `signature`: of the feed, if it has one.
         """
         replica = slot.replica
-        replica.check()
+        if replica.ended:
+            replica.check()
         if slot.pending:
             self._drain(slot)
         generation = replica.generation
         assert generation is not None
         run = next(self._runs)
-        for side in generation.sides.values():
-            side.leases.sweep()  # results that were dropped make room for this run's
+        for leases in generation.leases:
+            leases.sweep()  # results that were dropped make room for this run's
         steady = slot.steady
         if steady is not None and steady.signature is signature and steady.generation is generation:
             slot.words = steady.words
@@ -88,15 +91,33 @@ class Runner:
         self._start(generation, slot)
         return run
 
-    def finish(self, slot: Slot, run: int, wanted: Sequence[str], signature: Signature | None) -> dict[str, Any]:
+    def finish_steadily(self, slot: Slot, run: int) -> list[Any] | None:
+        """Wait for a run that has begun; all outputs in order if it went like the last one of its slot, else None."""
+        steady = slot.steady
+        if steady is None or not steady.complete or self._wait_steadily(slot, steady, run):
+            return None
+        results = steady.results(run)
+        if results is not None:
+            slot.pending = 0
+            slot.feeds = None
+            slot.counters.runs += 1
+            slot.counters.add(steady.returned_bytes, len(results))
+        return results
+
+    def wait(self, slot: Slot, run: int) -> None:
+        """Wait for a run that has begun, to `finish` it later as `waited`. Raises what a wait can raise there."""
+        self._wait(slot, run)
+
+    def finish(
+        self, slot: Slot, run: int, wanted: Sequence[str], signature: Signature | None, waited: bool = False
+    ) -> dict[str, Any]:
         """Wait for a run that has begun; those model outputs of `wanted` that workers make, by name."""
         replica = slot.replica
         generation = replica.generation
         assert generation is not None
         steady = slot.steady
-        failed = self._wait(slot, run) if steady is None else self._wait_steadily(slot, steady, run)
-        if self.recorder is not None:
-            slot.woken = monotonic_ns()
+        waited = waited or (steady is not None and steady.complete)  # in `finish_steadily`
+        failed = self._wait(slot, run) if waited or steady is None else self._wait_steadily(slot, steady, run)
         slot.pending = 0
         if failed:
             slot.feeds = None
@@ -120,12 +141,17 @@ class Runner:
         slot.counters.runs += 1
         if steady is None and signature is not None:
             assert slot.feeds is not None
-            slot.steady = self._steady(generation, slot, slot.feeds, signature)
+            slot.steady = self._steady(generation, slot, slot.feeds, signature, wanted)
         slot.feeds = None
         return results
 
     def _steady(
-        self, generation: Generation, slot: Slot, feeds: Mapping[str, Any], signature: Signature
+        self,
+        generation: Generation,
+        slot: Slot,
+        feeds: Mapping[str, Any],
+        signature: Signature,
+        wanted: Sequence[str],
     ) -> SteadyRun | None:
         """What the run that has just ended can be repeated by; None if an input has no place of its own."""
         places = {name: slot.inputs[name].array for name in feeds if name in slot.inputs}
@@ -133,18 +159,22 @@ class Runner:
             return None
         fed = {name: place for name, place in places.items() if name in generation.inputs}
         steady = SteadyRun(signature, generation, slot.index, fed, slot.words)
-        steady.learn(slot.index)
+        steady.learn(slot.index, wanted)
         return steady
 
     def _wait_steadily(self, slot: Slot, steady: SteadyRun, run: int) -> bool:
-        """`_wait`, with nothing to look up."""
+        """`_wait`, with nothing to look up. Only for a run that nobody has waited for: its rings are still to come."""
+        bell, replica = slot.bell.fileno(), slot.replica
+        void = slot.spin.until(lambda: steady.ended(run)) if slot.spin.wanted else None
+        if void is not None:
+            return void
         while True:
+            os.read(bell, 8)
             void = steady.ended(run)
             if void is not None:
                 return void
-            if slot.replica.death is not None or slot.replica.closed:
+            if replica.ended:
                 return self._wait(slot, run)  # tells the story
-            slot.bell.wait()
 
     def _start(self, generation: Generation, slot: Slot) -> None:
         """Publish the words of the slot's pending run and ring. To do so again changes nothing."""

@@ -39,6 +39,7 @@ from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
 from outrider.scheduler.trace import Tracing, run_traced
 from outrider.shm.doorbell import Doorbell
+from outrider.shm.processes import forks
 
 CLOSED = "the session was closed"
 INTERRUPTED_SECONDS = 0.5  # what a busy worker gets to stop by itself after Ctrl-C
@@ -75,6 +76,7 @@ class InferenceSession:
         tracing = self._resources.tracing
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._pid = os.getpid()
+        self._forks = forks()
         self._lock = threading.Lock()
         try:
             with timed(tracing.recorder, "load", "model") as told:
@@ -104,7 +106,7 @@ class InferenceSession:
             number = fleet.next_session()
             deployer = Deployer(fleet, number, loaded.store.seal(), bells, chosen.load_deadline)
             tracing.watch(deployer, workers)
-            replica = Replica(deployer, bells)
+            replica = Replica(deployer, bells, chosen.spin_us)
             runner = Runner([replica], chosen.queue_size, chosen.queue == "reject")
             self._resources.asynchronous = AsyncRuns(runner.slots)
             self._resources.runner = runner
@@ -144,8 +146,10 @@ class InferenceSession:
         Raises the errors of feeds (nothing is sent then), KernelError, ProviderContractError, OutOfMemoryError,
         WorkerDiedError, SessionClosedError, ForkedSessionError. The session can be used after each but the last two.
         """
-        self._check_open()
-        checked_run_options(run_options)
+        if forks() != self._forks or self._resources.closed:
+            self._check_open()
+        if run_options is not None:
+            checked_run_options(run_options)
         return self._run(*self._checked(output_names, input_feed))
 
     def run_async(
@@ -218,6 +222,9 @@ class InferenceSession:
         runner, recorder = self._runner, self._runner.recorder
         if recorder is None:
             run = runner.begin(slot, feeds, self._defaults, signature)
+            ordered = runner.finish_steadily(slot, run)
+            if ordered is not None:
+                return ordered
             results = runner.finish(slot, run, wanted, signature)
         else:
             results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature)
@@ -251,7 +258,8 @@ class InferenceSession:
     def _revive(self) -> None:
         """Start dead workers again and load what they had; the session is as good as new after it."""
         for replica in self._runner.replicas:
-            if replica.death is not None:
+            if replica.ended:
+                self._check_open()
                 self._revive_one(replica)
 
     def _revive_one(self, replica: Replica) -> None:
@@ -400,6 +408,7 @@ class _Resources:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self.closed = False
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
         self.tracing = Tracing()
@@ -416,6 +425,7 @@ class _Resources:
     def close(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child: all of this is its parent's
+        self.closed = True
         with contextlib.ExitStack() as last_first:  # all of it, whatever interrupts
             if self.loaded is not None:
                 last_first.callback(self.loaded.store.close)

@@ -106,7 +106,7 @@ def run_traced(
     wanted: Sequence[str],
     signature: Signature | None,
 ) -> dict[str, Any]:
-    """`runner.begin` and `runner.finish` with their spans: the run, its inputs, the wait for workers, its results."""
+    """`runner.begin`, `wait` and `finish` with their spans: the run, its inputs, the wait for workers, its results."""
     counters, start = slot.counters, monotonic_ns()
     deployer, generation = slot.replica.deployer, slot.replica.generation
     where = {"session": deployer.session, "generation": 0 if generation is None else generation.number}
@@ -114,18 +114,16 @@ def run_traced(
     name = "run"
     try:
         before = counters.copied_bytes
-        run = runner.begin(slot, feeds, defaults, signature)
-        begun = monotonic_ns()
+        with recorder.timed("copy", "inputs") as told:
+            run = runner.begin(slot, feeds, defaults, signature)
+            told["bytes"] = counters.copied_bytes - before
         args["run"], name = run, f"run {run}"
-        recorder.add("copy", "inputs", start, begun, {"bytes": counters.copied_bytes - before})
-        before, slot.woken = counters.copied_bytes, 0
-        try:
-            results = runner.finish(slot, run, wanted, signature)
-        finally:
-            end = monotonic_ns()
-            woken = slot.woken or end
-            recorder.add("wait", "workers", begun, woken, {})
-            recorder.add("copy", "results", woken, end, {"bytes": counters.copied_bytes - before})
+        with recorder.timed("wait", "workers"):
+            runner.wait(slot, run)
+        before = counters.copied_bytes
+        with recorder.timed("copy", "results") as told:
+            results = runner.finish(slot, run, wanted, signature, waited=True)
+            told["bytes"] = counters.copied_bytes - before
     except BaseException as error:
         args["error"] = type(error).__name__
         raise
