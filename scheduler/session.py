@@ -39,7 +39,7 @@ from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
 from outrider.scheduler.strategy import replicas
 from outrider.scheduler.trace import Tracing, run_traced
-from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, run_timed, seconds_between
+from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, timed_partitions
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
 
@@ -294,12 +294,10 @@ class InferenceSession:
     def _learn(self, checked: Sequence[Checked]) -> None:
         """Time the partitions, and place the model anew for what they took, while that changes anything."""
         replica = self._runner.replicas[0]
-        if replica.placer.options.strategy not in WEIGHING:
+        if not checked or replica.placer.options.strategy not in WEIGHING:
             return
         for _ in range(LEARNINGS):
-            before = self.stats()["per_partition"]
-            run_timed(self._runner, checked, self._defaults)
-            took = seconds_between(before, self.stats()["per_partition"], replica.blueprint)
+            took = timed_partitions(self._runner, checked, self._defaults, lambda: self.stats()["per_partition"])
             blueprint = replica.placer.learn(took)
             plan, present = blueprint.plan, replica.blueprint.plan
             if (plan.partitions, plan.units) == (present.partitions, present.units):
