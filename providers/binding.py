@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from outrider.providers.contract import Program, ProviderContractError, Run, Unit
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_dtype, onnx_name
+from outrider.providers.wire.spans import Trace, timed
 from outrider.shm.board import TENSOR, BoardWriter, Layout
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
@@ -90,6 +92,7 @@ class BoundUnit:
         board: BoardWriter,
         pool: PoolWriter,
         counters: Counters,
+        trace: Trace,
     ) -> None:
         self.provider = provider
         self.unit = unit
@@ -99,6 +102,7 @@ class BoundUnit:
         self._board = board
         self._pool = pool
         self._counters = counters
+        self._trace = trace
         self._bindings: dict[tuple[Any, ...], list[Binding]] = {}  # the least recently used first
         # (output, slot) -> the last stored array, read-only
         self._held: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
@@ -185,7 +189,9 @@ class BoundUnit:
             binding.placed[i] = Placed(held, layout, number, self._board.version_at(edge, slot, number))
             return array
 
-        binding.run = self.program.bind(inputs, place)
+        with timed(self._trace.recorder, "bind", "bind") as args:
+            binding.run = self.program.bind(inputs, place)
+            args["bytes"] = sum(placed.array.nbytes for placed in binding.placed if placed is not None)
         for block, _, _ in binding.blocks:  # taken again by the run
             self._pool.give_back(block)
         self._counters.bound += 1
@@ -229,8 +235,9 @@ class BoundUnit:
                 raise self._broken(port.name, f"an array of {declared.dtype}", str(value.dtype)) from error
             self._check(i, dtype, value.ndim)
             array, layout, number = self._place(i, slot, dtype, value.shape, pooled=True)
+            begun = monotonic_ns() if self._trace.on else 0
             np.copyto(array, value)
-            self._count(value.nbytes)
+            self._count(value.nbytes, port.name, begun)
             last = self._held.get((i, slot))
             if layout.block is None and last is not None and _same_place(last, number, array):
                 return last  # the same object, so that the next unit finds its binding
@@ -242,19 +249,23 @@ class BoundUnit:
             self._check(i, "string", value.ndim)
         chunks = values.encode(value)
         target, number = self._places.blob(port.edge, slot, values.size(chunks), port.name)
+        begun = monotonic_ns() if self._trace.on else 0
         at = 0
         for chunk in chunks:
             target[at : at + len(chunk)] = chunk
             at += len(chunk)
-        self._count(at)
+        self._count(at, port.name, begun)
         if port.inside and not isinstance(value, np.ndarray):
             # What it holds may lie in the unit's inputs, whose buffers others may write when this unit has run.
             value = values.decode(target)
         return number, value
 
-    def _count(self, nbytes: int) -> None:
+    def _count(self, nbytes: int, name: str, begun: int) -> None:
         self._counters.copies += 1
         self._counters.copied_bytes += nbytes
+        recorder = self._trace.recorder
+        if recorder is not None and begun:
+            recorder.add("copy", name, begun, monotonic_ns(), {"bytes": nbytes})
 
     def _check(self, i: int, dtype: str, rank: int) -> None:
         declared = self.unit.outputs[i]

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.providers.binding import Binding
-from outrider.providers.contract import Unit
+from outrider.providers.contract import Run, Unit
 from outrider.providers.wire.failures import fail
 from outrider.shm.board import BoardReader, BoardWriter
 from outrider.shm.places import Places
 
-Call = tuple[Unit, Binding, Sequence[Any]]  # a unit, its binding, and the arrays it is called with
+Call = tuple[Unit, Run, Sequence[Any]]  # a unit, its bound callable, and the arrays it is called with
 
 
 class Steady:
@@ -36,23 +35,27 @@ class Steady:
         slot: int,
         inputs: Sequence[tuple[BoardReader, int, int]],
         calls: Sequence[Call],
+        stamps: Sequence[tuple[int, int]],
         outputs: Sequence[tuple[int, int]],
         done: int,
     ) -> None:
-        """`inputs`: (reader, edge, layout number); `outputs`: (edge, layout number); `done` is published last."""
+        """`inputs`: (reader, edge, layout number); `outputs`: (edge, layout number); `done` is published last.
+
+        `stamps`: (index in `Places.stamps`, value) of the buffers that the calls write.
+        """
         self._words = board.words
         self._inputs = tuple(
             (reader.words, reader.index(edge, slot), number, *reader.version_at(edge, slot, number))
             for reader, edge, number in inputs
         )
-        self._calls = tuple((binding.run, arguments) for _, binding, arguments in calls)
+        self._calls = tuple((call, arguments) for _, call, arguments in calls)
         self._units = tuple(unit for unit, _, _ in calls)
         self._outputs = (*((board.index(edge, slot), number) for edge, number in outputs), (board.index(done, slot), 1))
         self._slot = slot
         self._changes = places.changes
         self._as_of = places.changes[slot]
         self._stamps = places.stamps
-        self._buffers = tuple(stamp for _, binding, _ in calls for stamp in binding.stamps)
+        self._buffers = tuple(stamps)
         self._records = tuple(board.version_at(edge, slot, number) for edge, number in outputs)
 
     def fits(self, run: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.providers.host import LaneGroup, serve_ready
+from outrider.providers.lanes import LaneGroup, serve_ready
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions
 from tests.builders import chain
 
