@@ -21,8 +21,8 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import BY_NUMBER, is_tensor, numpy_dtype, storage_bytes
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
-from outrider.scheduler.arena import share_buffers
 from outrider.providers.wire.spans import Recorder
+from outrider.scheduler.arena import share_buffers
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
