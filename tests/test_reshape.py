@@ -31,7 +31,7 @@ from tests.program_harness import graph_of, model, unit_of
 
 pytestmark = pytest.mark.fast
 
-BUFFER = 1 << 14  # bytes of each input's and output's memory, more than any value needs
+BUFFER = 1 << 17  # bytes of each input's and output's memory, more than any value needs
 
 
 class Poisoned(Walk):
@@ -243,29 +243,34 @@ def test_without_memory_for_room_a_program_does_without_room() -> None:
 
 # --- what changes with the extents ------------------------------------------------------------------------------------
 
-CHANGING = {
+CHANGING: dict[str, tuple[str, list[int], dict[str, int]]] = {
     "a branch that flips": (
         """agraph (float[N] x) => (float[N] y) <int64[1] four = {4}> {
             n = Shape(x)  c = Less(n, four)
             y = If (c) <then_branch = t () => (float[N] a) { a = Neg(x) },
                         else_branch = e () => (float[N] b) { d = Exp(x)  b = Add(d, x) }> }""",
+        [1, 2, 3, 4, 5, 6],
         {"primed": 1, "rebuilt": 2, "replayed": 3},
     ),
     "a known value that changes": (
         """agraph (float[N] x) => (float[1, N] y, int64[2] s) <int64[1] one = {1}> {
             n = Shape(x)  s = Concat<axis = 0>(one, n)  a = Reshape(x, s)  y = Neg(a) }""",
+        [1, 2, 3, 4, 5, 6],
         {"primed": 1, "rebuilt": 1, "replayed": 4},
     ),
     "an input that passes through": (
         "agraph (float[N] x) => (float[N] y, float[N] z) { y = Identity(x)  z = Relu(y) }",
+        [1, 2, 3, 4, 5, 6],
         {"primed": 1, "rebuilt": 1, "replayed": 4},
     ),
     "an output that is read inside": (
         "agraph (float[N] x) => (float[N] y, float[N] z) { y = Neg(x)  a = Exp(y)  z = Mul(a, y) }",
+        [1, 2, 3, 4, 5, 6],
         {"primed": 1, "rebuilt": 1, "replayed": 4},
     ),
     "what only the run knows": (
         "agraph (float[N] x) => (int64[1, K] y, float[N] z) { a = Relu(x)  y = NonZero(a)  b = Exp(a)  z = Neg(b) }",
+        [1, 2, 3, 4, 5, 6],
         {"primed": 1, "rebuilt": 1, "replayed": 4},
     ),
     "a loop over a capture": (
@@ -273,23 +278,63 @@ CHANGING = {
             a = Neg(x)
             y = Loop (n, , x) <body = b (int64 i, bool c, float[N] v) => (bool d, float[N] u) {
                 d = Identity(c)  e = Exp(a)  f = Mul(e, a)  u = Add(v, f) }> }""",
+        [1, 2, 3, 4, 5, 6],
         {"primed": 1, "rebuilt": 1, "replayed": 4},
+    ),
+    "a view that was a copy": (
+        """agraph (float[N, 3] x) => (float[K] y) <int64[1] flat = {-1}> {
+            a = Exp(x)  b = Transpose(a)  c = Reshape(b, flat)  d = Exp(c)  y = Add(c, d) }""",
+        [2, 3, 4, 1, 2],
+        {"primed": 1, "rebuilt": 3, "replayed": 1},
+    ),
+    "a known value that grows large": (
+        "agraph (float[N, 3] x) => (float[N, 3] y, float[N, 3] z) { y = EyeLike(x)  z = Neg(y) }",
+        [2, 3, 4, 6000],
+        {"primed": 1, "rebuilt": 2, "replayed": 1},
     ),
     "a random operator": (
         """agraph (float[N] x, float[2] m) => (float[N] y, float[2] z) {
             r = RandomNormalLike<seed = 1.0>(m)  z = Add(r, m)  y = Neg(x) }""",
+        [1, 2, 3, 4, 5, 6],
         {"primed": 1, "rebuilt": 1, "replayed": 4},
+    ),
+    "a random operator in a body": (
+        """agraph (float[N] x, float[2] m) => (float[N] y, float[2] z) <int64 n = {3}> {
+            y = Neg(x)
+            z = Loop (n, , m) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] u) {
+                d = Identity(c)  r = RandomNormalLike<seed = 1.0>(v)  u = Add(v, r) }> }""",
+        [1, 2, 3, 4, 5, 6],
+        {"primed": 1, "rebuilt": 1, "replayed": 4},
+    ),
+    "a body behind memory that grows": (
+        """agraph (float[N] x, float[2] m) => (float[N] y) <int64 n = {3}, float[1] one = {1}> {
+            a = Exp(x)
+            z = Loop (n, , one) <body = b (int64 i, bool c, float[1] v) => (bool d, float[1] u) {
+                d = Identity(c)  e = Exp(v)  u = Neg(e) }>
+            y = Add(a, z) }""",
+        [1, 2, 3, 300, 301],
+        {"primed": 1, "rebuilt": 2, "replayed": 2},
+    ),
+    "a body that reads around it, behind memory that grows": (
+        """agraph (float[N] x, float[2] m) => (float[N] y) <int64 n = {3}, float[1] one = {1}> {
+            a = Exp(x)  k = ReduceSum(m)
+            z = Loop (n, , one) <body = b (int64 i, bool c, float[1] v) => (bool d, float[1] u) {
+                d = Identity(c)  e = Exp(v)  u = Sub(e, k) }>
+            y = Add(a, z) }""",
+        [1, 2, 3, 300, 301],
+        {"primed": 1, "rebuilt": 2, "replayed": 2},
     ),
 }
 
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_what_changes_with_the_extents(name: str) -> None:
-    text, counts = CHANGING[name]
+    text, sizes, counts = CHANGING[name]
     with bench(text) as graph:
         b = Bench(unit_of(graph))
-        for n in (1, 2, 3, 4, 5, 6):
-            b.check({"x": ramp(n)} | ({"m": ramp(2)} if " m)" in text else {}))
+        for n in sizes:
+            x = ramp(n, 3) if "float[N, 3] x" in text else ramp(n)
+            b.check({"x": x} | ({"m": ramp(2)} if " m)" in text else {}))
         assert b.lineage.counts == counts
 
 
