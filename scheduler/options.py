@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
 from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
+from outrider.shm.spin import MAX_MICROSECONDS
 
 OPTIMIZATIONS = ("none", "basic", "all")
 STRATEGIES = ("priority", "cost", "pipeline", "replicate")
@@ -29,11 +30,13 @@ _CONFIG: dict[str, Mapping[str, Any] | None] = {
     "ep.context_enable": {"0": False, "1": True, "false": False, "true": True},
     "ep.context_file_path": None,
     "ep.context_embed_mode": {"0": 0, "1": 1},
+    "spin_us": {str(count): count for count in range(MAX_MICROSECONDS + 1)},
 }
 _CONFIG_EXPECTED = {
     "optimization": "none, basic, all",
     "ep.context_enable": "0, 1, true, false",
     "ep.context_embed_mode": "0, 1",
+    "spin_us": f"0 to {MAX_MICROSECONDS}",
 }
 _CONFIG_DEFAULT: dict[str, Any] = {"ep.context_enable": False, "ep.context_file_path": "", "ep.context_embed_mode": 1}
 
@@ -146,12 +149,15 @@ class SessionOptions(_Options):
       raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
-    - `max_in_flight`: 1 to 64 runs at once; `queue`, `queue_size`: what happens to more than those.
+    - `max_in_flight`: 1 to 64 runs at once. Others wait in the order in which they were asked for, `queue_size` of them
+      at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run raise QueueFullError.
     - `pins`: node name or pattern -> provider; hard. A body runs where the node that holds it runs. `prefer`: the soft
       form, not built yet.
     - `fleet`: use this Fleet's workers instead of starting some. `base_dir`: the folder of external data for a model
       given as bytes or proto. `output_memory`: bytes of results that a worker lends out before they are copied instead.
-    - `config`: the same as strings, for configuration files; known keys: 'optimization'.
+    - `config`: more as strings, for configuration files. 'optimization': as above. 'spin_us', '0' to '1000': how many
+      microseconds callers and workers look for what they wait for before they block; worth it only with more idle cores
+      than workers and partitions shorter than that, and given up for a while where it mostly fails.
 
     Raises InvalidOptionError, UnknownOptionError, UnsupportedOptionError.
     """
@@ -202,10 +208,13 @@ class SessionOptions(_Options):
         self._not_yet("strategy", "priority", "only 'priority' places nodes today.")
         self._not_yet("deadline", None, "runs have no deadline yet.")
         self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
-        self._not_yet("queue", "block", "a run waits for a free slot.")
-        self._not_yet("queue_size", 64, "the number of waiting runs is not bounded yet.")
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
         self._not_yet("spares", 0, "no spare workers are kept yet.")
+
+    @property
+    def spin_us(self) -> int:
+        """Microseconds for which callers and workers look for what they wait for before they block; 0 by default."""
+        return int(self.config.get("spin_us", "0"))
 
     def _check_fleet(self) -> None:
         if self.fleet is None:
@@ -233,7 +242,7 @@ class SessionOptions(_Options):
                 if self.optimization not in ("all", value):
                     raise invalid_option("config['optimization']", text, f"{self.optimization!r} as in optimization=")
                 self._set("optimization", value)
-            elif value != _CONFIG_DEFAULT[key]:
+            elif key != "spin_us" and value != _CONFIG_DEFAULT[key]:
                 name = f"SessionOptions.config[{key!r}]"
                 raise unsupported_option(name, text, "EPContext models are not written yet.")
 
