@@ -385,3 +385,5 @@ def test_unit_that_reads_the_undefined_is_refused() -> None:
 def test_options_are_refused() -> None:
     with pytest.raises(ProviderUnavailableError, match="no option speed"):
         CpuProvider().setup(Context({"speed": 1}, 0, 1, logging.getLogger()))
+    with pytest.raises(ProviderUnavailableError, match="reshape is 1; write True or False"):
+        CpuProvider().setup(Context({"reshape": 1}, 0, 1, logging.getLogger()))
