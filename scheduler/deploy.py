@@ -20,9 +20,11 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
+from outrider.providers.wire.spans import Recorder
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
+from outrider.scheduler.trace import spanned
 from outrider.scheduler.waves import own_before
 from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
@@ -201,6 +203,7 @@ class Deployer:
         self.weights = weights  # weight segment -> descriptor
         self.slot_bells = slot_bells
         self.deadline = deadline
+        self.recorder: Recorder | None = None  # of the session's trace
         self._generation = 0
         self._weight_ids: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, segment) -> descriptor id
 
@@ -214,6 +217,7 @@ class Deployer:
             ids[segment] = self._weight_ids[key]
         return ids
 
+    @spanned("deploy")
     def deploy(self, blueprint: Blueprint) -> Generation:
         """Load the plan everywhere. `refused` names units that did not compile; such a generation must not run.
 

@@ -21,6 +21,8 @@ from outrider.shm.spin import MAX_MICROSECONDS
 
 OPTIMIZATIONS = ("none", "basic", "all")
 STRATEGIES = ("priority", "cost", "pipeline", "replicate")
+AT_ONCE = ("pipeline", "replicate")  # strategies by which workers compute at once
+WEIGHING = ("cost", "pipeline")  # strategies that weigh costs
 QUEUES = ("block", "reject")
 MAX_IN_FLIGHT = 64
 DEFAULT_OUTPUT_MEMORY = 1 << 30
@@ -142,15 +144,19 @@ class SessionOptions(_Options):
     """How a session is made and runs. Times are in seconds, memory in bytes.
 
     - `optimization`: 'none' (as written), 'basic' (bit-equal inside a unit), 'all' (within tolerance).
-    - `strategy`: 'priority', each node to the first provider that claims it; others are not built yet.
+    - `strategy`: 'priority', each node to the first provider that claims it; 'cost', the same, but what does not earn
+      its hop between workers goes to another claimant, as far as costs are known (`warmup` measures them); 'pipeline',
+      workers of one kind share a model in balanced stages: k stages are full with k + 1 runs in flight; 'replicate',
+      each worker of a kind has the whole model and runs go to one that is free.
     - `fallback`: nodes that a provider claimed and then cannot compile go to the next claimant, else ClaimBrokenError.
       After the death of a worker they do not move yet.
     - `replay`: whether a partition that was running when its worker died is run again. Not built yet: today such a run
       raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
-    - `max_in_flight`: 1 to 64 runs at once. Others wait in the order in which they were asked for, `queue_size` of them
-      at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run raise QueueFullError.
+    - `max_in_flight`: 1 to 64 runs at once, but at least one per replica. Others wait in the order in which they were
+      asked for, `queue_size` of them at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run
+      raise QueueFullError.
     - `pins`: node name or pattern -> provider; hard. A body runs where the node that holds it runs. `prefer`: the soft
       form, not built yet.
     - `fleet`: use this Fleet's workers instead of starting some. `base_dir`: the folder of external data for a model
@@ -205,7 +211,6 @@ class SessionOptions(_Options):
         self._integer("output_memory", 0)
         self._mapping("config", str, "str")
         self._apply_config()
-        self._not_yet("strategy", "priority", "only 'priority' places nodes today.")
         self._not_yet("deadline", None, "runs have no deadline yet.")
         self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
@@ -290,7 +295,8 @@ class ProviderSpec(_Options):
 
     - `kind`: 'cpu', 'null', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells instances apart.
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
-    - `threads`: CPU threads, None for all usable cores.
+    - `threads`: CPU threads, None for all usable cores; with strategy 'pipeline' or 'replicate' the session's workers
+      share those evenly.
     - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped.
     - `options`: passed to the provider's `setup(context)` as `context.options`; plain data: text, numbers, bytes, None,
       and lists and dicts of these.

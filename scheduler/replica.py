@@ -19,6 +19,7 @@ from outrider.scheduler.deploy import Blueprint, Deployer, Generation
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.monitor import Worker
+from outrider.scheduler.placement import Placer
 from outrider.scheduler.steady import SteadyRun
 from outrider.shm.board import run_of
 from outrider.shm.doorbell import Doorbell
@@ -80,7 +81,8 @@ class Replica:
     `death`: of a worker of the present generation; `ended`: there was one, or the fleet or session was closed.
     """
 
-    def __init__(self, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
+    def __init__(self, placer: Placer, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
+        self.placer = placer
         self.deployer = deployer
         self.slots = [Slot(self, index, bell, Spin(spin_us)) for index, bell in enumerate(bells)]
         self.blueprint: Blueprint

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from outrider.providers.wire.graph import TensorRef
+from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
 from outrider.scheduler.deploy import Blueprint, Deployer
@@ -27,7 +28,7 @@ from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Worker
-from outrider.scheduler.options import RunOptions, SessionOptions, invalid_option, session_options
+from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.replica import Replica, Slot
@@ -36,6 +37,9 @@ from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
+from outrider.scheduler.strategy import replicas
+from outrider.scheduler.trace import Tracing, run_traced
+from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, timed_partitions
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
 
@@ -71,21 +75,25 @@ class InferenceSession:
         shared: Fleet | None = chosen.fleet
         specs = [] if shared is not None else parse_providers(providers, provider_options)
         self._resources = _Resources()
+        tracing = self._resources.tracing
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._pid = os.getpid()
         self._forks = forks()
         self._lock = threading.Lock()
         try:
-            loaded = load_model(model, chosen.base_dir)
+            with timed(tracing.recorder, "load", "model") as told:
+                loaded = load_model(model, chosen.base_dir)
+                told["nodes"] = len(loaded.graph.nodes)
             self._resources.loaded = loaded
             if shared is not None:
                 shared.check_open()
                 fleet = shared
                 workers = fleet.select(providers, provider_options)
-                check_pins(loaded, chosen.pins, [worker.name for worker in workers])
+                check_pins(loaded, chosen, [worker.spec for worker in workers])
             else:
-                check_pins(loaded, chosen.pins, [spec.display for spec in specs])
-                fleet = Fleet._of(specs, chosen.start_deadline, threads)
+                check_pins(loaded, chosen, specs)
+                with timed(tracing.recorder, "start", "workers"):
+                    fleet = Fleet._of(specs, chosen.start_deadline, threads, chosen.strategy in AT_ONCE)
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:
@@ -93,30 +101,43 @@ class InferenceSession:
             self._fleet = fleet
             for worker in workers:
                 fleet.revive(worker)
-            bells: list[Doorbell] = []
-            self._resources.bells = bells
-            for _ in range(chosen.max_in_flight):
-                bells.append(Doorbell())
-            number = fleet.next_session()
-            deployer = Deployer(fleet, number, loaded.store.seal(), bells, chosen.load_deadline)
-            replica = Replica(deployer, bells, chosen.spin_us)
-            runner = Runner([replica], chosen.queue_size, chosen.queue == "reject")
-            self._resources.asynchronous = AsyncRuns(runner.slots)
-            self._resources.runner = runner
             self._resources.workers = workers
-            fleet.monitor.listeners[number] = replica
-            self._placer = Placer(loaded, workers, deployer, chosen)
-            self._runner = runner
-            self._deploy(replica, self._placer.place())
+            self._runner = self._replicated(loaded, fleet, workers, chosen)
+            for replica in self._runner.replicas:
+                replica.placer.loaded = self._runner.replicas[0].placer.loaded  # calls are inlined once
+                self._deploy(replica, replica.placer.place())
         except BaseException as error:
             self._resources.hurry(type(error))
             self._finalizer()
             raise
-        self._loaded: LoadedModel = self._placer.loaded
+        self._loaded: LoadedModel = self._runner.replicas[0].placer.loaded
         self._inputs = tuple(self._loaded.inputs)
         self._signature: Signature | None = None
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
+
+    def _replicated(
+        self, loaded: LoadedModel, fleet: Fleet, workers: Sequence[Worker], chosen: SessionOptions
+    ) -> Runner:
+        """The session's replicas, with nothing loaded yet: one, or as many as the strategy makes of these workers."""
+        groups = replicas(workers, [worker.spec for worker in workers]) if chosen.strategy == "replicate" else [workers]
+        bells: list[Doorbell] = []
+        self._resources.bells = bells
+        for _ in range(max(chosen.max_in_flight, len(groups))):
+            bells.append(Doorbell())
+        made: list[Replica] = []
+        for number, group in enumerate(groups):
+            mine = bells[number :: len(groups)]
+            deployer = Deployer(fleet, fleet.next_session(), loaded.store.seal(), mine, chosen.load_deadline)
+            self._resources.tracing.watch(deployer, group)
+            made.append(Replica(Placer(loaded, group, deployer, chosen), deployer, mine, chosen.spin_us))
+        runner = Runner(made, chosen.queue_size, chosen.queue == "reject")
+        self._resources.asynchronous = AsyncRuns(runner.slots)
+        self._resources.runner = runner
+        self._resources.tracing.use(runner)
+        for replica in made:
+            fleet.monitor.listeners[replica.deployer.session] = replica
+        return runner
 
     def _deploy(self, replica: Replica, blueprint: Blueprint) -> None:
         """Load the plan and use it; plan again without what a provider refuses to compile."""
@@ -124,9 +145,10 @@ class InferenceSession:
             generation = replica.deployer.deploy(blueprint)
             if not generation.refused:
                 replica.install(blueprint, generation)
+                self._resources.tracing.installed(replica)
                 return
-            self._placer.refuse(blueprint, generation.refused)
-            blueprint = self._placer.replan()
+            replica.placer.refuse(blueprint, generation.refused)
+            blueprint = replica.placer.replan()
 
     # Runs ----------------------------------------------------------------------------------------------------------
     def run(
@@ -195,7 +217,12 @@ class InferenceSession:
     def _run(self, feeds: Mapping[str, Any], wanted: Sequence[str], signature: Signature | None) -> list[Any]:
         """One run in the next free slot."""
         self._revive()
-        slot = self._runner.slots.take()
+        recorder = self._runner.recorder
+        if recorder is None:
+            slot = self._runner.slots.take()
+        else:
+            with recorder.timed("wait", "slot"):
+                slot = self._runner.slots.take()
         try:
             return self._run_in(slot, feeds, wanted, signature)
         finally:
@@ -205,11 +232,15 @@ class InferenceSession:
         self, slot: Slot, feeds: Mapping[str, Any], wanted: Sequence[str], signature: Signature | None
     ) -> list[Any]:
         """One run in a slot that the caller has taken."""
-        run = self._runner.begin(slot, feeds, self._defaults, signature)
-        ordered = self._runner.finish_steadily(slot, run)
-        if ordered is not None:
-            return ordered
-        results = self._runner.finish(slot, run, wanted, signature)
+        runner, recorder = self._runner, self._runner.recorder
+        if recorder is None:
+            run = runner.begin(slot, feeds, self._defaults, signature)
+            ordered = runner.finish_steadily(slot, run)
+            if ordered is not None:
+                return ordered
+            results = runner.finish(slot, run, wanted, signature)
+        else:
+            results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature)
         if len(results) == len(wanted):
             return [results[name] for name in wanted]
         returned: list[Any] = []
@@ -236,6 +267,43 @@ class InferenceSession:
         ref = self._loaded.graph.constants[name]
         assert isinstance(ref, TensorRef)
         return self._loaded.store.read(ref)
+
+    @limits_told()
+    def warmup(self, shapes: Any) -> None:
+        """Run the model on zeros of these shapes, in every slot, so that real runs find their programs bound.
+
+        `shapes`: input name -> shape, or a list of such dicts; inputs of static shape may be left out. With strategy
+        'cost' or 'pipeline' the partitions are timed too, and the model is placed anew if that gives a better plan.
+        Other runs wait meanwhile. Raises InvalidOptionError for what are no shapes, and the errors of `run`.
+        """
+        self._check_open()
+        feeds = made_feeds(self._inputs, self._loaded.defaults, shapes)
+        checked = [self._checked(None, feed) for feed in feeds]
+        with self._lock:
+            for replica in self._runner.replicas:
+                if replica.death is not None:
+                    self._reload(replica, replica.slots)
+            self._runner.slots.take_all()
+            try:
+                self._check_open()
+                run_everywhere(self._runner, checked, self._defaults)
+                self._learn(checked)
+            finally:
+                self._runner.slots.give_all()
+
+    def _learn(self, checked: Sequence[Checked]) -> None:
+        """Time the partitions, and place the model anew for what they took, while that changes anything."""
+        replica = self._runner.replicas[0]
+        if not checked or replica.placer.options.strategy not in WEIGHING:
+            return
+        for _ in range(LEARNINGS):
+            took = timed_partitions(self._runner, checked, self._defaults, lambda: self.stats()["per_partition"])
+            blueprint = replica.placer.learn(took)
+            plan, present = blueprint.plan, replica.blueprint.plan
+            if (plan.partitions, plan.units) == (present.partitions, present.units):
+                return
+            self._deploy(replica, blueprint)
+            run_everywhere(self._runner, checked, self._defaults)
 
     def _revive(self) -> None:
         """Start dead workers again and load what they had; the session is as good as new after it."""
@@ -267,8 +335,9 @@ class InferenceSession:
         self._runner.slots.take_all(slots)
         try:
             self._check_open()
-            for worker in self._placer.workers:
+            for worker in replica.placer.workers:
                 self._fleet.revive(worker)
+            self._resources.tracing.watch(replica.deployer, replica.placer.workers)
             self._deploy(replica, replica.blueprint)
         finally:
             self._runner.slots.give_all(slots)
@@ -303,20 +372,40 @@ class InferenceSession:
 
     def get_providers(self) -> list[str]:
         """Names of the providers, in priority order."""
-        return [worker.name for worker in self._placer.workers]
+        return [worker.name for worker in self._resources.workers]
 
     def placement(self) -> PlacementReport:
         """Where each node runs and why."""
-        return placement_report(self._placer, self._runner.replicas[0].blueprint, self._fleet)
+        return placement_report(self._runner.replicas, self._resources.workers, self._fleet)
 
     def health(self) -> dict[str, dict[str, Any]]:
         """provider -> {state, incarnation, deaths, quarantined}."""
         return self._fleet.health()
 
     def stats(self) -> dict[str, Any]:
-        """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}."""
+        """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
+
+        - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there;
+        - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on.
+        """
         self._check_open()
-        return session_stats(self._placer, self._fleet, self._runner)
+        return session_stats(self._runner, self._resources.workers, self._fleet)
+
+    def start_trace(self) -> None:
+        """Record from now on what this process and the workers do for this session. Raises TraceError if that is on.
+
+        A trace that OUTRIDER_TRACE has begun goes on, and belongs to `stop_trace` then.
+        """
+        self._check_open()
+        self._resources.tracing.start()
+
+    def stop_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded to `path`, whole or not at all: a file for ui.perfetto.dev or chrome://tracing.
+
+        Raises TraceError when no trace is on, or the file cannot be written; the trace is kept then.
+        """
+        self._check_open()
+        self._resources.tracing.stop(path)
 
     def close(self) -> None:
         """Unload the model and, unless the fleet is shared, stop the workers. Results stay valid."""
@@ -355,17 +444,6 @@ class InferenceSession:
         """Raises UnsupportedOptionError."""
         self._later("empty")
 
-    def warmup(self, shapes: Any) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("warmup")
-
-    def start_trace(self) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("start_trace")
-
-    def stop_trace(self, path: str | os.PathLike[str]) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("stop_trace")
 
     def restart(self, provider: str) -> NoReturn:
         """Raises UnsupportedOptionError."""
@@ -380,6 +458,7 @@ class _Resources:
         self.closed = False
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
+        self.tracing = Tracing()
         self.asynchronous: AsyncRuns
         self.runner: Runner | None = None
         self.workers: Sequence[Worker] = ()
@@ -410,6 +489,7 @@ class _Resources:
                 for replica in self.runner.replicas:
                     replica.deployer.fleet.monitor.listeners.pop(replica.deployer.session, None)
                     replica.on_closed()
+            last_first.callback(self.tracing.close)
 
     def _leave(self, runner: Runner) -> None:
         runner.slots.take_all()  # callers have left

@@ -14,7 +14,16 @@ from typing import Any
 
 import outrider.providers.cpu.kernels  # noqa: F401 (registers the kernels)
 import outrider.providers.cpu.sequences  # noqa: F401 (registers the kernels)
-from outrider.providers.contract import Claim, Context, Decline, Graph, Provider, ProviderUnavailableError, Unit
+from outrider.providers.contract import (
+    Claim,
+    Context,
+    Decline,
+    Graph,
+    Provider,
+    ProviderUnavailableError,
+    Trace,
+    Unit,
+)
 from outrider.providers.cpu.arena import Scratch
 from outrider.providers.cpu.claims import offers
 from outrider.providers.cpu.growth import ACTIONS
@@ -34,6 +43,7 @@ class CpuProvider(Provider):
     def __init__(self) -> None:
         self._threads = 1
         self._reshape = True
+        self._trace = Trace()
         self._programs: list[CpuProgram] = []
         self._scratch: Scratch | None = None
 
@@ -53,7 +63,7 @@ class CpuProvider(Provider):
                 provider="cpu", reason=f"reshape={reshape!r} is not a bool",
             )  # fmt: skip
         self._reshape = reshape
-        self._threads = context.threads
+        self._threads, self._trace = context.threads, context.trace
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
         """One claim per node that is served, reasons for the others."""
@@ -63,7 +73,7 @@ class CpuProvider(Provider):
         """Raises ClaimBrokenError when a node of the unit is not served after all."""
         if self._scratch is None:
             self._scratch = Scratch()
-        program = CpuProgram(unit, self._scratch, self._threads, self._reshape)
+        program = CpuProgram(unit, self._scratch, self._threads, self._trace, self._reshape)
         self._programs.append(program)
         return program
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import ClaimBrokenError, Node, Value
+from outrider.providers.contract import ClaimBrokenError, Node, Trace, Value
 from outrider.providers.cpu.claims import serve
 from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
 from outrider.providers.wire.graph import Graph
@@ -68,8 +68,10 @@ class Code:
         inputs: Sequence[Value],
         outputs: Sequence[Value],
         constants: Mapping[str, np.ndarray],
+        trace: Trace | None = None,
         reshape: bool = True,
     ) -> None:
+        self.trace = Trace() if trace is None else trace
         self.reshape = reshape
         self.names: list[str] = []
         self.inputs = tuple(inputs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import Place, Program, Run, Unit
+from outrider.providers.contract import Place, Program, Run, Trace, Unit
 from outrider.providers.cpu.arena import Scratch
 from outrider.providers.cpu.binding import Binding
 from outrider.providers.cpu.blocks import Code
@@ -19,8 +19,11 @@ from outrider.providers.cpu.lineage import Lineage
 class CpuProgram(Program):
     """Made from a unit. Levels 'none', 'basic' and 'all' are one today: nodes as written, each by its kernel."""
 
-    def __init__(self, unit: Unit, scratch: Scratch, threads: int, reshape: bool = True) -> None:
-        self.code = Code((*unit.constant_nodes, *unit.nodes), unit.inputs, unit.outputs, unit.constants, reshape)
+    def __init__(
+        self, unit: Unit, scratch: Scratch, threads: int, trace: Trace | None = None, reshape: bool = True
+    ) -> None:
+        nodes = (*unit.constant_nodes, *unit.nodes)
+        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape)
         self.bound = 0
         self.unbound_nodes = 0
         self._lineage = Lineage(self.code, self.code.top, scratch, threads)
