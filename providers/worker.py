@@ -37,10 +37,12 @@ from outrider.providers.wire.dtypes import NUMBER
 from outrider.providers.wire.failures import error_to_plain, plain, text_of
 from outrider.providers.wire.graph import Graph, Node
 from outrider.providers.wire.pack import unpack_graph
+from outrider.providers.wire.spans import Recorder, Trace, plain_span, timed
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
 from outrider.shm.processes import die_with_parent
+from outrider.shm.spin import Spin
 
 EXIT_START = 3  # the provider did not start; the coordinator does not try again
 DESCRIPTOR_SECONDS = 30.0
@@ -115,6 +117,9 @@ class Worker:
         self.sessions: dict[int, LoadedSession] = {}
         self.weights: dict[int, dict[int, int]] = {}  # session -> weight segment -> its descriptor
         self.constants: dict[int, Constants] = {}
+        self.recorders: dict[int, Recorder] = {}  # of sessions that are or were traced
+        self.trace = Trace()
+        self.spin = Spin(0)
         self.provider: Provider
 
     def start(self) -> None:
@@ -124,7 +129,7 @@ class Worker:
         try:
             self.provider = load_provider(boot["kind"])
             logger = logging.getLogger(f"outrider.provider.{self.name}")
-            self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger))
+            self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger, self.trace))
             self._check_attributes()
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
@@ -163,18 +168,26 @@ class Worker:
                 if not self.handle(inbox.popleft()):
                     return
             self._poll()
-            # Whoever sends a message or publishes a word rings after it, so looking again before is for nothing.
-            os.read(bell, 8)
+            # Whoever sends a message or publishes a word rings after it: to look again first is for nothing, unless
+            # it saves being woken.
+            if not (self.spin.wanted and self.spin.until(self._work_came)):
+                os.read(bell, 8)
 
     def _poll(self) -> None:
         # Not in loop(): its variable would keep a session alive that has been unloaded.
         for loaded in self.sessions.values():
             loaded.poll()
 
+    def _work_came(self) -> bool | None:
+        return True if self.control.inbox or any(loaded.ready() for loaded in self.sessions.values()) else None
+
     def handle(self, message: messages.Message) -> bool:
         """One message; False for Stop."""
         if isinstance(message, messages.Claim):
-            self.control.send(self.claims(message))
+            recorder = self._recorder(message.session)
+            with self.trace.into(recorder), timed(recorder, "claim", f"round {message.round}"):
+                answer = self.claims(message)
+            self.control.send(answer)
         elif isinstance(message, messages.Load):
             self.load(message)
         elif isinstance(message, messages.Unload):
@@ -182,6 +195,8 @@ class Worker:
             self.control.send(messages.Unloaded(message.session))
         elif isinstance(message, messages.StatsRequest):
             self.control.send(messages.Stats(message.request, self.stats()))
+        elif isinstance(message, messages.TraceRequest):
+            self.control.send(self.traced(message))
         elif isinstance(message, messages.Stop):
             return False
         else:
@@ -254,8 +269,12 @@ class Worker:
         """Compile the session's partitions, in place of an earlier generation."""
         self.unload(message.session, keep_weights=True)
         constants = self._constants(message.session, message.weights)
+        recorder = self._recorder(message.session)
         try:
-            loaded = LoadedSession(message, self.provider, self.name, self._take, constants, self.control.send)
+            with self.trace.into(recorder), timed(recorder, "load", f"{len(message.partitions)} partitions"):
+                loaded = LoadedSession(
+                    message, self.provider, self.name, self._take, constants, self.control.send, self.trace
+                )
         except (OutriderError, OSError, MemoryError) as error:
             told = error_to_plain(error)
             refused = [{"partition": -1, "unit": -1, "reason": told["message"], "traceback": told["traceback"]}]
@@ -265,6 +284,7 @@ class Worker:
                 loaded.unload()
             else:
                 self.sessions[message.session] = loaded
+                self._set_spin()
         self.control.send(messages.Loaded(message.session, message.generation, refused))
 
     def unload(self, session: int, keep_weights: bool = False) -> None:
@@ -272,14 +292,44 @@ class Worker:
         loaded = self.sessions.pop(session, None)
         if loaded is not None:
             loaded.unload()
+            self._set_spin()
         if not keep_weights:
+            self.recorders.pop(session, None)
             self.constants.pop(session, None)
             for descriptor in self.weights.pop(session, {}).values():
                 os.close(descriptor)
 
+    def _recorder(self, session: int) -> Recorder | None:
+        """Where the spans of a session go; None if it is not traced."""
+        recorder = self.recorders.get(session)
+        return recorder if recorder is not None and recorder.on else None
+
+    def traced(self, message: messages.TraceRequest) -> messages.TraceData:
+        """Begin to trace a session, or stop and hand over the next part of its spans."""
+        session = message.session
+        if message.on:
+            self.recorders.setdefault(session, Recorder()).start()
+        recorder = self.recorders.get(session)
+        if recorder is None:
+            return messages.TraceData(message.request, [], 0, {}, 0, True)
+        recorder.on = message.on
+        if session in self.sessions:
+            self.sessions[session].trace_into(self._recorder(session))
+        spans = [plain_span(span) for span in recorder.take()]
+        return messages.TraceData(
+            message.request, spans, len(recorder), dict(recorder.threads), recorder.dropped, False
+        )
+
+    def _set_spin(self) -> None:
+        """As long as the session that asks for the longest."""
+        self.spin = Spin(max((loaded.spin_us for loaded in self.sessions.values()), default=0))
+
     def stats(self) -> dict[str, Any]:
         """{provider: its own counters, sessions: those of each session by its number}."""
-        sessions = {str(number): loaded.stats() for number, loaded in self.sessions.items()}
+        sessions = {}
+        for number, loaded in self.sessions.items():
+            recorder = self.recorders.get(number)
+            sessions[str(number)] = {**loaded.stats(), "operators": {} if recorder is None else recorder.operators}
         try:
             told = plain(dict(self.provider.stats()))
         except Exception as error:  # anyone's stats()

@@ -15,6 +15,7 @@ import numpy as np
 
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
+from outrider.providers.wire.spans import Recorder
 from outrider.scheduler.deploy import START, Generation
 from outrider.scheduler.replica import Copies, Input, Replica, Slot
 from outrider.scheduler.slots import Slots
@@ -42,6 +43,7 @@ class Runner:
         slots = [slot for replica in replicas for slot in replica.slots]
         spread = (lambda slot: slot.replica) if len(replicas) > 1 else None  # runs in flight over the replicas
         self.slots: Slots[Slot] = Slots(slots, queue_size, reject, spread)
+        self.recorder: Recorder | None = None  # of the session's trace
         self._runs = itertools.count(1)
 
     def counters(self) -> Copies:
@@ -101,13 +103,19 @@ class Runner:
             slot.counters.add(steady.returned_bytes, len(results))
         return results
 
-    def finish(self, slot: Slot, run: int, wanted: Sequence[str], signature: Signature | None) -> dict[str, Any]:
+    def wait(self, slot: Slot, run: int) -> None:
+        """Wait for a run that has begun, to `finish` it later as `waited`. Raises what a wait can raise there."""
+        self._wait(slot, run)
+
+    def finish(
+        self, slot: Slot, run: int, wanted: Sequence[str], signature: Signature | None, waited: bool = False
+    ) -> dict[str, Any]:
         """Wait for a run that has begun; those model outputs of `wanted` that workers make, by name."""
         replica = slot.replica
         generation = replica.generation
         assert generation is not None
         steady = slot.steady
-        waited = steady is not None and steady.complete  # in `finish_steadily`
+        waited = waited or (steady is not None and steady.complete)  # in `finish_steadily`
         failed = self._wait(slot, run) if waited or steady is None else self._wait_steadily(slot, steady, run)
         slot.pending = 0
         if failed:
@@ -199,6 +207,7 @@ class Runner:
         default = name not in feeds
         value = defaults[name] if default else feeds[name]
         if value is None:
+            slot.inputs.pop(name, None)
             return places.nothing(edge, slot.index)
         if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
             slot.inputs.pop(name, None)
@@ -211,10 +220,10 @@ class Runner:
             slot.counters.add(at)
             return number
         held = slot.inputs.get(name)
-        if held is None or held.shape != value.shape or held.dtype != value.dtype or held.epoch != places.epoch:
+        if held is None or held.shape != value.shape or held.dtype != value.dtype:
             code = NUMBER[onnx_name(value.dtype)]
             array, number = places.tensor(edge, slot.index, code, value.dtype, value.shape, name)
-            held = slot.inputs[name] = Input(value.dtype, value.shape, array, number, places.epoch, False)
+            held = slot.inputs[name] = Input(value.dtype, value.shape, array, number, False)
         if not (default and held.default):
             np.copyto(held.array, value)
             held.default = default
