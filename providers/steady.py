@@ -58,14 +58,28 @@ class Steady:
         self._buffers = tuple(stamps)
         self._records = tuple(board.version_at(edge, slot, number) for edge, number in outputs)
 
-    def fits(self, run: int) -> bool:
-        """True if `run` finds everything as it was."""
+    def repeated(self, run: int) -> bool:
+        """Make the calls and publish, if `run` finds everything as it was; else False, with nothing done.
+
+        Raises what `fail` makes of a call's exception, with nothing published.
+        """
         if self._changes[self._slot] != self._as_of and not self._intact():
             return False
         base = run << 16
         for words, index, number, at, version in self._inputs:
             if words[index] != base | number or words[at] != version:
                 return False
+        made = 0
+        try:
+            for call, arguments in self._calls:
+                call(arguments)
+                made += 1
+        except (Exception, SystemExit) as error:  # a provider may raise anything
+            unit = self._units[made]
+            fail(unit.nodes, unit.inputs, self._calls[made][1], error)
+        words = self._words
+        for index, number in self._outputs:
+            words[index] = base | number
         return True
 
     def _intact(self) -> bool:
@@ -77,18 +91,3 @@ class Steady:
             return False
         self._as_of = self._changes[self._slot]
         return True
-
-    def repeat(self, run: int) -> None:
-        """Make the calls and publish. Raises what `fail` makes of a call's exception, with nothing published."""
-        made = 0
-        try:
-            for call, arguments in self._calls:
-                call(arguments)
-                made += 1
-        except (Exception, SystemExit) as error:  # a provider may raise anything
-            unit = self._units[made]
-            fail(unit.nodes, unit.inputs, self._calls[made][1], error)
-        base = run << 16
-        words = self._words
-        for index, number in self._outputs:
-            words[index] = base | number

@@ -30,21 +30,19 @@ class Point:
     after: str | None = None
 
 
-_SHARED = (Point("os:read", after=WOKEN),)
+_SHARED = (Point("os:eventfd_read", after=WOKEN), Point("os:eventfd_write", RUNG, "rung"))
 CALLER_POINTS = (
     *_SHARED,
     Point("outrider.scheduler.steady:Signature.fits", "session found open", "feed checked"),
     Point("outrider.scheduler.slots:Slots.take", after="slot taken"),
     Point("outrider.scheduler.steady:SteadyRun.start", "run begun"),
-    Point("os:eventfd_write", RUNG, "rung"),
     Point("outrider.scheduler.steady:SteadyRun.ended", after="words read"),
     Point("outrider.scheduler.steady:SteadyRun.results", after="results copied"),
     Point("outrider.scheduler.slots:Slots.give", "run ended", "slot given back"),
 )
 WORKER_POINTS = (
     *_SHARED,
-    Point("outrider.providers.steady:Steady.fits", "lane found ready", "layouts compared"),
-    Point("outrider.shm.doorbell:Doorbell.ring", RUNG, "rung"),
+    Point("outrider.providers.steady:Steady.repeated", "lane found ready"),
 )
 
 

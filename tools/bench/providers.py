@@ -82,7 +82,7 @@ class _Marked(Program):
         mark = self.marks.set
 
         def run(_: Sequence[Any]) -> list[Any]:
-            mark("call prepared")
+            mark("layouts compared")
             mark("provider called")
             return nothing
 
