@@ -280,10 +280,11 @@ class LoadedSession:
             number = lane.partition.number
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
-        lane.runs += 1
-        lane.seconds += monotonic() - begun
+        ended = monotonic()
         for bell in lane.bells:
             bell.ring()
+        lane.runs += 1
+        lane.seconds += ended - begun
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""
