@@ -255,7 +255,7 @@ class LoadedSession:
         """Trace runs from now on, or no more."""
         self._recorder = recorder
         for lane in self._lanes.values():
-            lane.steady.clear()  # their calls are made for one or the other
+            lane.steady.clear()  # its calls are made for one or the other
 
     def _serve_traced(self, lane: Lane, run: int) -> None:
         number = lane.partition.number
@@ -271,8 +271,8 @@ class LoadedSession:
         lane.last = run
         begun = monotonic()
         try:
-            steady = lane.steady_for(run)
-            if steady is not None:
+            steady = lane.steady.get(lane.layouts)
+            if steady is not None and steady.fits():
                 steady.repeat(run)
             else:
                 self._run(lane, run)
@@ -301,7 +301,7 @@ class LoadedSession:
         # A later unit may have moved the buffer of an earlier one: a run in which nothing changed is kept.
         if outcome.calls is not None and STRONG_ORDER and changes == self._places.changes[slot]:
             done = partition.done
-            lane.learn(
+            lane.keep(
                 Steady(board, self._places, slot, outcome.read, outcome.calls, outcome.stamps, outcome.published, done)
             )
 
