@@ -155,6 +155,12 @@ def test_the_death_of_one_replica_leaves_the_other_and_is_mended_by_the_next_run
         while first.death is None:
             first.slots[0].bell.wait(0.05)
         assert second.death is None
+        with session._lock:  # as if another caller mended it now: this run goes to the other replica
+            session._runner.slots.take_all(first.slots)
+            (y,) = session.run(None, {"x": X[1]})
+            session._runner.slots.give_all(first.slots)
+        assert np.array_equal(y, expected[1])
+        assert first.death is not None
         (y,) = session.run(None, {"x": X[0]})
         assert np.array_equal(y, expected[0])
         assert session.health()["cpu"]["incarnation"] == 2
