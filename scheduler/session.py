@@ -395,7 +395,8 @@ class InferenceSession:
         """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
 
         - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there;
-        - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on.
+        - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on;
+        - `crossing`: {hop_seconds, byte_seconds}, measured on this machine, with a strategy that weighs them.
         """
         self._check_open()
         return session_stats(self._runner, self._resources.workers, self._fleet)
