@@ -153,6 +153,7 @@ class LoadedSession:
         self.provider_name = provider_name
         self.counters = Counters()
         self.refused: list[dict[str, Any]] = []
+        self.spin_us = message.spin_us
         self._send = send
         self._trace = trace
         self._recorder = trace.recorder
@@ -245,6 +246,10 @@ class LoadedSession:
     def poll(self) -> None:
         """Run every lane that is ready. What becomes ready by others' words is told by a ring."""
         serve_ready(self._groups, self._serve if self._recorder is None else self._serve_traced)
+
+    def ready(self) -> bool:
+        """Whether `poll` would run something."""
+        return any(lane.ready() for group in self._groups for lane in group.waiting)
 
     def trace_into(self, recorder: Recorder | None) -> None:
         """Trace runs from now on, or no more."""

@@ -51,6 +51,7 @@ class Blueprint:
     optimization: str
     slots: int
     output_memory: int
+    spin_us: int
 
 
 @dataclass
@@ -367,6 +368,7 @@ class Deployer:
             boards=[{"board": board, "segment": next(ids), "edges": numbering.edges[board]} for board in boards],
             bells={board: next(ids) for board in bells},
             slot_bells=[next(ids) for _ in self.slot_bells],
+            spin_us=blueprint.spin_us,
             pool=next(ids),
             pool_words=released,
             pool_blocks=POOL_BLOCKS,

@@ -78,7 +78,8 @@ class Load:
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
     coordinator, whose edge START starts each run. `own` is this worker's board. `pool`: descriptor id of its output
     pool, whose release words start at word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the
-    workers' doorbells by board; `slot_bells`: those of the run slots. `partitions`: see `PartitionPlan`.
+    workers' doorbells by board; `slot_bells`: those of the run slots. `spin_us`: how many microseconds it looks for
+    more work before it blocks. `partitions`: see `PartitionPlan`.
     """
 
     session: int
@@ -90,6 +91,7 @@ class Load:
     boards: list[dict[str, int]]
     bells: dict[int, int]
     slot_bells: list[int]
+    spin_us: int
     pool: int
     pool_words: int
     pool_blocks: int
