@@ -255,7 +255,7 @@ class LoadedSession:
         """Trace runs from now on, or no more."""
         self._recorder = recorder
         for lane in self._lanes.values():
-            lane.steady = None  # its calls are made for one or the other
+            lane.steady.clear()  # its calls are made for one or the other
 
     def _serve_traced(self, lane: Lane, run: int) -> None:
         number = lane.partition.number
@@ -271,8 +271,8 @@ class LoadedSession:
         lane.last = run
         begun = monotonic()
         try:
-            if lane.steady is None or not lane.steady.repeated(run):
-                lane.steady = None
+            steady = lane.steady.get(lane.layouts)
+            if steady is None or not steady.repeated(run):
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
             number = lane.partition.number
@@ -299,8 +299,8 @@ class LoadedSession:
         # A later unit may have moved the buffer of an earlier one: a run in which nothing changed is kept.
         if outcome.calls is not None and STRONG_ORDER and changes == self._places.changes[slot]:
             done = partition.done
-            lane.steady = Steady(
-                board, self._places, slot, outcome.read, outcome.calls, outcome.stamps, outcome.published, done
+            lane.keep(
+                Steady(board, self._places, slot, outcome.read, outcome.calls, outcome.stamps, outcome.published, done)
             )
 
     def _void(self, lane: Lane, run: int, why: str) -> None:

@@ -1,10 +1,10 @@
-"""The steady state of a lane: while its inputs keep their layouts, a run is a few words and prepared calls.
+"""The steady state of a lane: for inputs in layouts that were there before, a run is a few words and prepared calls.
 
-After a run whose values all have fixed places, what it did is kept: which words it read, which bound calls it made on
-which arrays, which words it wrote. As long as the inputs come under the same layout numbers, with the same versions of
-their records, and neither its own buffers have moved nor its own numbers got another meaning, the next run is that
-again, with nothing looked up. Anything else (a new shape, a result in a block of the output pool, a value without a
-place) takes the general way in `host.py`.
+After a run whose values all have fixed places, what it did is kept: which bound calls it made on which arrays, which
+words it wrote. When the inputs come again under the same layout numbers, with the same versions of their records, and
+neither its own buffers have moved nor its own numbers got another meaning, the run is that again, with nothing looked
+up. Anything else (a new shape, a result in a block of the output pool, a value without a place) takes the general way
+in `host.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Call = tuple[Unit, Run, Sequence[Any]]  # a unit, its bound callable, and the ar
 
 
 class Steady:
-    """One lane's last run, ready to be repeated. Only where stores keep their order (`STRONG_ORDER`)."""
+    """A run of one lane, ready to be repeated. Only where stores keep their order (`STRONG_ORDER`)."""
 
     __slots__ = (
         "_words", "_inputs", "_calls", "_units", "_outputs",
@@ -44,10 +44,7 @@ class Steady:
         `stamps`: (index in `Places.stamps`, value) of the buffers that the calls write.
         """
         self._words = board.words
-        self._inputs = tuple(
-            (reader.words, reader.index(edge, slot), number, *reader.version_at(edge, slot, number))
-            for reader, edge, number in inputs
-        )
+        self._inputs = tuple((reader.words, *reader.version_at(edge, slot, number)) for reader, edge, number in inputs)
         self._calls = tuple((call, arguments) for _, call, arguments in calls)
         self._units = tuple(unit for unit, _, _ in calls)
         self._outputs = (*((board.index(edge, slot), number) for edge, number in outputs), (board.index(done, slot), 1))
@@ -59,16 +56,16 @@ class Steady:
         self._records = tuple(board.version_at(edge, slot, number) for edge, number in outputs)
 
     def repeated(self, run: int) -> bool:
-        """Make the calls and publish, if `run` finds everything as it was; else False, with nothing done.
+        """Make the calls and publish, for a run whose inputs come under the same layout numbers.
 
-        Raises what `fail` makes of a call's exception, with nothing published.
+        False, with nothing done, if it does not find everything as it was. Raises what `fail` makes of a call's
+        exception, with nothing published.
         """
+        for words, at, version in self._inputs:
+            if words[at] != version:
+                return False
         if self._changes[self._slot] != self._as_of and not self._intact():
             return False
-        base = run << 16
-        for words, index, number, at, version in self._inputs:
-            if words[index] != base | number or words[at] != version:
-                return False
         made = 0
         try:
             for call, arguments in self._calls:
@@ -77,6 +74,7 @@ class Steady:
         except (Exception, SystemExit) as error:  # a provider may raise anything
             unit = self._units[made]
             fail(unit.nodes, unit.inputs, self._calls[made][1], error)
+        base = run << 16
         words = self._words
         for index, number in self._outputs:
             words[index] = base | number
