@@ -175,7 +175,7 @@ class BoundUnit:
             taken = self._pool.take(nbytes, port.name) if nbytes > LEASE_BYTES else None
             if taken is not None:
                 block, offset = taken
-                layout = Layout(TENSOR, NUMBER[dtype], kind.itemsize, shape, offset, nbytes, block)
+                layout = Layout(TENSOR, NUMBER[dtype], kind.itemsize, shape, offset, nbytes, block, self._pool.memory)
                 number = self._board.number(port.edge, slot, layout)
                 return self._pool.segment.array(offset, kind, shape), number, (block, offset, nbytes)
         array, number = self._places.tensor(port.edge, slot, NUMBER[dtype], kind, shape, port.name)

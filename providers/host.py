@@ -51,7 +51,7 @@ class InputPort:
             return held[1]
         if layout.kind == NONE:
             return None
-        segment = self.reader.segment
+        segment = self.reader.memory_of(layout)
         if layout.kind == ENCODED:
             return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
         array = segment.array(layout.offset, numpy_dtype(BY_NUMBER[layout.dtype]), layout.shape)
@@ -190,24 +190,29 @@ class LoadedSession:
         self._send = send
         self._unloads: list[Callable[[], None]] = []
         self._constants = constants
-        slots = message.slots
+        slots, own = message.slots, message.own
+        pool = _mapped(take(message.pool), writable=True)
+        memories = {one["memory"]: _mapped(take(one["segment"]), writable=False) for one in message.memories}
+        memories[own] = pool
         readers: dict[int, BoardReader] = {}
         for entry in message.boards:
             board, edges = entry["board"], entry["edges"]
-            segment = _mapped(take(entry["segment"]), writable=board == message.own)
-            if board == message.own:
+            segment = _mapped(take(entry["segment"]), writable=board == own)
+            if board == own:
                 self._board = BoardWriter(segment, edges, slots, message.generation)
                 self._places = Places(segment, self._board, edges, slots)
             # Its own board too: a partition may read what an earlier one of the same worker wrote.
-            readers[board] = BoardReader(segment, edges, slots, message.generation)
+            shown = memories if board == 0 else None
+            readers[board] = BoardReader(segment, edges, slots, message.generation, shown)
         self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
         self._slot_bells = [Doorbell(take(fd)) for fd in message.slot_bells]
         self._pool = PoolWriter(
-            _mapped(take(message.pool), writable=True),
+            pool,
             readers[0].segment.words,
             message.pool_words,
             message.pool_blocks,
             limit=message.pool_bytes,
+            memory=own,
         )
         self._groups = [LaneGroup() for _ in range(slots)]
         lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)

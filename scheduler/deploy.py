@@ -1,6 +1,7 @@
 """A plan on its workers: one generation of boards, segments, pools and doorbells, and each worker's `Load` message.
 
-    board 0   the coordinator's: edge 0 is the start word of a run, then one edge per model input that is read
+    board 0   the coordinator's: edge 0 is the start word of a run, then one edge per model input that is read, then one
+              per result that only the caller gets: where it wants it
     board n   the worker n's (its index in the fleet + 1): one edge per unit output, one `done` edge per partition
 
 A generation is made whole and dropped whole: when a worker has died, the next run gets a new one.
@@ -26,11 +27,11 @@ from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterf
 from outrider.scheduler.waves import own_before
 from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
-from outrider.shm.leases import Leases
+from outrider.shm.leases import Leases, callers_half
 from outrider.shm.places import Places
-from outrider.shm.segment import Segment, create_segment, read_only
+from outrider.shm.segment import ALIGN, Segment, address_of, create_segment, read_only
+from outrider.shm.user import UserMemory, process_memory
 
-START = 0  # edge of the coordinator's board
 POOL_BLOCKS = 1024
 
 
@@ -57,6 +58,7 @@ class WorkerSide:
     reader: BoardReader
     pool: Segment
     leases: Leases
+    arrays: UserMemory  # the caller's half of the pool
 
 
 @dataclass
@@ -68,6 +70,8 @@ class Generation:
     places: Places
     sides: dict[int, WorkerSide]  # by board
     inputs: dict[str, int]  # model input -> edge of board 0
+    targets: dict[str, int]  # model output that only the caller gets -> the edge of board 0 that says where it wants it
+    reach: Reach
     outputs: dict[str, tuple[int, int]]  # model output -> (board, edge)
     results: list[tuple[int, int]]  # every edge that may hold a block of an output pool
     dones: list[tuple[int, int]]  # (board, done edge) of each partition
@@ -83,22 +87,46 @@ class Generation:
         return self.sides[board].reader.segment.array(layout.offset, dtype, layout.shape)
 
 
+class Reach:
+    """Which memory that the workers can read an array of the caller's lies in."""
+
+    def __init__(self, memories: Mapping[int, Segment]) -> None:
+        """`memories`: number in layouts -> this process's mapping."""
+        self._spans = [(one.address, one.address + one.nbytes, number) for number, one in memories.items()]
+
+    def find(self, array: np.ndarray[Any, Any]) -> tuple[int, int] | None:
+        """(memory, offset) of a C-contiguous array that begins at a multiple of 64; None for any other."""
+        address = address_of(array)
+        for start, end, memory in self._spans:
+            if start <= address < end:
+                if (address - start) % ALIGN or address + array.nbytes > end or not array.flags.c_contiguous:
+                    return None
+                return memory, address - start
+        return None
+
+
 class _Numbering:
     """Which edge carries which value."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         plan, self.interfaces = blueprint.plan, blueprint.interfaces
-        self.inputs = {edge.value: i for i, edge in enumerate(_from_caller(blueprint.edges), START + 1)}
+        self.inputs = {edge.value: i for i, edge in enumerate(_from_caller(blueprint.edges), messages.START + 1)}
         self.board_of = [blueprint.workers[partition.provider].index + 1 for partition in plan.partitions]
         self.edges: dict[int, int] = {0: len(self.inputs) + 1}
         self.values: dict[str, tuple[int, int, int]] = {}  # value -> (partition, board, edge)
         self.done: list[int] = []
+        self.targets: dict[str, int] = {}  # see Generation
         for number, partition in enumerate(plan.partitions):
             board = self.board_of[number]
             for unit in partition.units:
                 for value in self.interfaces[unit].outputs:
                     self.values[value] = (number, board, self._next(board))
             self.done.append(self._next(board))
+
+    def target(self, value: str) -> int:
+        """A new edge of board 0 for the place of a result."""
+        edge = self.targets[value] = self._next(0)
+        return edge
 
     def _next(self, board: int) -> int:
         edge = self.edges.get(board, 0)
@@ -131,14 +159,20 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
             edge = crossing.get(value)
             alone = edge is not None and edge.to_caller and not edge.consumers and value not in read
             outputs.append(
-                {"name": value, "edge": numbering.values[value][2], "result": alone, "published": edge is not None}
+                {
+                    "name": value,
+                    "edge": numbering.values[value][2],
+                    "result": alone,
+                    "target": numbering.target(value) if alone else -1,
+                    "published": edge is not None,
+                }
             )
             waiting.update(edge.consumers if edge is not None else ())
         rings = sorted({numbering.board_of[consumer] for consumer in waiting} - {numbering.board_of[number]})
         made.append(
             messages.PartitionPlan(
                 partition=number,
-                inputs=inputs or [{"name": "", "board": 0, "edge": START}],
+                inputs=inputs or [{"name": "", "board": 0, "edge": messages.START}],
                 outputs=outputs,
                 units=[graphs.packed(plan.units[unit], blueprint.interfaces[unit]) for unit in partition.units],
                 rings=rings,
@@ -200,6 +234,7 @@ class Deployer:
         self.weights = weights  # weight segment -> descriptor
         self.slot_bells = slot_bells
         self.deadline = deadline
+        self.user = process_memory()
         self._generation = 0
         self._weight_ids: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, segment) -> descriptor id
 
@@ -260,11 +295,12 @@ class Deployer:
                 mapped = Segment(shared, writable=False)
             finally:
                 os.close(shared)
-            reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, pool)
+            reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, {one: pool})
             leases = Leases(pool, segment.words, released, POOL_BLOCKS)
-            sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, pool, leases)
+            arrays = UserMemory(pool, callers_half(pool))
+            sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, pool, leases, arrays)
             mine = [plan for number, plan in enumerate(plans) if numbering.board_of[number] == one]
-            load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools[one], released)
+            load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools, released)
             key = ("Loaded", self.session, self._generation)
             waiting.append((one, self.fleet.monitor.request(workers[one], load, key)))
         generation = Generation(
@@ -273,6 +309,8 @@ class Deployer:
             places=places,
             sides=sides,
             inputs=numbering.inputs,
+            targets=numbering.targets,
+            reach=Reach({messages.USER_MEMORY: self.user.segment, **{one: side.pool for one, side in sides.items()}}),
             outputs={
                 edge.value: numbering.values[edge.value][1:]
                 for edge in blueprint.edges
@@ -312,21 +350,27 @@ class Deployer:
         numbering: _Numbering,
         blueprint: Blueprint,
         writable: dict[int, int],
-        pool: int,
+        pools: dict[int, int],
         released: int,
     ) -> messages.Load:
         boards = sorted({0, own, *(entry["board"] for plan in mine for entry in plan.inputs)})
         bells = sorted({board for plan in mine for board in plan.rings})
         by_board = {one.index + 1: one for one in blueprint.workers}
-        reopened = [read_only(writable[board]) for board in boards if board != own]
+        memories = {}  # a worker that reads model inputs reads them wherever they may lie
+        if any(entry["board"] == 0 for plan in mine for entry in plan.inputs):
+            memories = {messages.USER_MEMORY: self.user.descriptor, **pools}
+            del memories[own]  # which it has, and writes
+        others = [writable[board] for board in boards if board != own]
+        reopened = [read_only(fd) for fd in (*others, *memories.values())]
         try:
             shared = iter(reopened)
             segments = [writable[own] if board == own else next(shared) for board in boards]
             fds = [
                 *segments,
+                *shared,
                 *(by_board[board].bell.fileno() for board in bells),
                 *(bell.fileno() for bell in self.slot_bells),
-                pool,
+                pools[own],
             ]
             ids = iter(worker.send_descriptors(fds))
         finally:
@@ -340,6 +384,7 @@ class Deployer:
             optimization=blueprint.optimization,
             weights=self.weights_for(worker),
             boards=[{"board": board, "segment": next(ids), "edges": numbering.edges[board]} for board in boards],
+            memories=[{"memory": memory, "segment": next(ids)} for memory in memories],
             bells={board: next(ids) for board in bells},
             slot_bells=[next(ids) for _ in self.slot_bells],
             pool=next(ids),

@@ -17,7 +17,7 @@ import numpy as np
 from outrider.providers.wire import messages, values
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
 from outrider.providers.wire.failures import first_names
-from outrider.scheduler.deploy import START, Generation
+from outrider.scheduler.deploy import Generation
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.monitor import Worker
@@ -232,7 +232,7 @@ class Runner:
     def _start(self, generation: Generation, slot: Slot) -> None:
         """Publish the words of the slot's pending run and ring. To do so again changes nothing."""
         board = generation.board
-        board.publish(START, slot.index, slot.pending, 1)
+        board.publish(messages.START, slot.index, slot.pending, messages.UNBOUND)
         for edge, number in slot.words:
             board.publish(edge, slot.index, slot.pending, number)
         for bell in generation.first_bells:

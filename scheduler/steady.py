@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.scheduler.deploy import START, Generation
+from outrider.providers.wire import messages
+from outrider.scheduler.deploy import Generation
 from outrider.shm.board import STRONG_ORDER, TENSOR, number_of
 
 
@@ -71,7 +72,8 @@ class SteadyRun:
         self.copies = len(inputs)
         self.nbytes = sum(place.nbytes for place in inputs.values())
         self._inputs = tuple(inputs.items())
-        self._own = tuple((board.index(edge, slot), number) for edge, number in [(START, 1), *words])
+        own = [(messages.START, messages.UNBOUND), *words]
+        self._own = tuple((board.index(edge, slot), number) for edge, number in own)
         self._bells = tuple(bell.fileno() for bell in generation.first_bells)
         readers = {number: side.reader for number, side in generation.sides.items()}
         self._lasts = tuple((readers[b].words, readers[b].index(edge, slot)) for b, edge in generation.lasts)

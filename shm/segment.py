@@ -80,8 +80,8 @@ class Segment:
     """One mapping of a segment. The descriptor stays the caller's and may be closed afterwards.
 
     `nbytes` and `writable` say what was mapped, `address` where; `view` is the one memoryview (bytes) of the mapping,
-    `words` the same as unsigned 64-bit integers. Raises LayoutError if the descriptor is not a sealed segment, or is read-only and
-    `writable` was asked for; OutOfMemoryError if the address space of the process is too small.
+    `words` the same as unsigned 64-bit integers. Raises LayoutError if the descriptor is not a sealed segment, or is
+    read-only and `writable` was asked for; OutOfMemoryError if the address space of the process is too small.
     """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
