@@ -21,11 +21,12 @@ from outrider.scheduler.errors import (
     SessionClosedError,
     UnsupportedOptionError,
 )
-from outrider.scheduler.feeds import NodeArg, check_feeds, requested_outputs
+from outrider.scheduler.feeds import check_feeds, requested_outputs
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Worker
+from outrider.scheduler.nodearg import NodeArg
 from outrider.scheduler.options import RunOptions, SessionOptions, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.placement import Placer, check_pins
