@@ -82,26 +82,34 @@ def placement_report(placer: Placer, blueprint: Blueprint, fleet: Fleet) -> Plac
     return PlacementReport(partitions, placed, transfers, group_declines(refusals), providers, notes)
 
 
-def session_stats(placer: Placer, blueprint: Blueprint, fleet: Fleet, runner: Runner, session: int) -> dict[str, Any]:
+def session_stats(placer: Placer, fleet: Fleet, runner: Runner) -> dict[str, Any]:
     """Counters of coordinator and workers since the session was made (a worker's: since it last started)."""
-    copies, copied = runner.counters.copies, runner.counters.copied_bytes
-    allocated = 0 if runner.generation is None else runner.generation.places.allocated_bytes
+    counted = runner.counters()
+    copies, copied, allocated, partitions = counted.copies, counted.copied_bytes, 0, 0
+    for replica in runner.replicas:
+        partitions += len(replica.blueprint.plan.partitions)
+        if replica.generation is not None:
+            allocated += replica.generation.places.allocated_bytes
+    numbers = [str(replica.deployer.session) for replica in runner.replicas]
     providers: dict[str, Any] = {}
     for worker in placer.workers:
         told = fleet.stats_of(worker)
-        mine = told.get("sessions", {}).get(str(session), {})
+        mine: dict[str, int] = {}
+        for number in numbers:
+            for name, value in told.get("sessions", {}).get(number, {}).items():
+                mine[name] = mine.get(name, 0) + value
         copies += mine.get("copies", 0)
         copied += mine.get("copied_bytes", 0)
         allocated += mine.get("allocated_bytes", 0)
         providers[worker.name] = {**told.get("provider", {}), **mine}
-    report = placement_report(placer, blueprint, fleet)
+    report = placement_report(placer, runner.replicas[0].blueprint, fleet)
     return {
-        "runs": runner.counters.runs,
+        "runs": counted.runs,
         "copies": copies,
         "copied_bytes": copied,
         "allocated_bytes": allocated,
         "reference_nodes": len(report.reference_nodes),
-        "partitions": len(blueprint.plan.partitions),
+        "partitions": partitions,
         "providers": providers,
     }
 

@@ -22,6 +22,7 @@ from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.inplace import Reach
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
 from outrider.scheduler.waves import own_before
@@ -29,7 +30,7 @@ from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases, callers_half
 from outrider.shm.places import Places
-from outrider.shm.segment import ALIGN, Segment, address_of, create_segment, read_only
+from outrider.shm.segment import Segment, create_segment, read_only
 from outrider.shm.user import UserMemory, process_memory
 
 POOL_BLOCKS = 1024
@@ -82,27 +83,9 @@ class Generation:
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
     def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
-        """The array that a layout of a worker's segment describes; read-only, and its contents change with each run."""
+        """The array that a layout of a worker's board describes; its contents change with each run."""
         dtype = numpy_dtype(BY_NUMBER[layout.dtype])
-        return self.sides[board].reader.segment.array(layout.offset, dtype, layout.shape)
-
-
-class Reach:
-    """Which memory that the workers can read an array of the caller's lies in."""
-
-    def __init__(self, memories: Mapping[int, Segment]) -> None:
-        """`memories`: number in layouts -> this process's mapping."""
-        self._spans = [(one.address, one.address + one.nbytes, number) for number, one in memories.items()]
-
-    def find(self, array: np.ndarray[Any, Any]) -> tuple[int, int] | None:
-        """(memory, offset) of a C-contiguous array that begins at a multiple of 64; None for any other."""
-        address = address_of(array)
-        for start, end, memory in self._spans:
-            if start <= address < end:
-                if (address - start) % ALIGN or address + array.nbytes > end or not array.flags.c_contiguous:
-                    return None
-                return memory, address - start
-        return None
+        return self.sides[board].reader.memory_of(layout).array(layout.offset, dtype, layout.shape)
 
 
 class _Numbering:

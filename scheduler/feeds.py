@@ -14,9 +14,10 @@ The check is pure and happens before anything is sent. The first fault in this o
 4. a required input, in the order of the model, was not fed (InputNotFoundError)
 
 Any value may be given as an OrtValue. Tensors may be numpy arrays (any strides, any byte order), numpy scalars, objects
-with `numpy()` (torch), `__dlpack__`, `__array__` or a buffer; their dtype must be the declared one. Python numbers, strings and nested
-lists of them have no dtype and take the declared one where nothing is lost in kind: bool to bool, int to integers that
-hold it, int and float to floats. Strings may be arrays of str or of UTF-8 bytes and become object arrays of str.
+with `numpy()` (torch), `__dlpack__`, `__array__` or a buffer; their dtype must be the declared one. Python numbers,
+strings and nested lists of them have no dtype and take the declared one where nothing is lost in kind: bool to bool,
+int to integers that hold it, int and float to floats. Strings may be arrays of str or of UTF-8 bytes and become object
+arrays of str.
 A sequence is a list or tuple, a map a mapping, an empty optional None.
 """
 

@@ -138,7 +138,7 @@ class IOBinding:
                 )
             if not target.value.flags.writeable:
                 raise InputTypeError(
-                    f"output {name!r} was bound to memory that is read-only.",
+                    f"output {name!r} was bound to read-only memory.",
                     name=name,
                     expected=declared,
                     got="memory",
@@ -151,8 +151,10 @@ class IOBinding:
 
     def _finished(self, values: Sequence[Any]) -> None:
         """Take the outputs of a run, one per bound output."""
-        made = zip(self._bound.items(), values, strict=True)
-        self._results = [OrtValue(v, self._outputs[n].dtype) if target is None else target for (n, target), v in made]
+        self._results = []
+        for (name, target), value in zip(self._bound.items(), values, strict=True):
+            declared = None if isinstance(value, np.ndarray) else self._outputs[name].dtype
+            self._results.append(OrtValue(value, declared) if target is None else target)
 
 
 def _checked(method: str, name: str, value: Any) -> OrtValue:

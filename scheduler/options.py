@@ -146,7 +146,8 @@ class SessionOptions(_Options):
       raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
-    - `max_in_flight`: 1 to 64 runs at once; `queue`, `queue_size`: what happens to more than those.
+    - `max_in_flight`: 1 to 64 runs at once. Others wait in the order in which they were asked for, `queue_size` of them
+      at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run raise QueueFullError.
     - `pins`: node name or pattern -> provider; hard. A body runs where the node that holds it runs. `prefer`: the soft
       form, not built yet.
     - `fleet`: use this Fleet's workers instead of starting some. `base_dir`: the folder of external data for a model
@@ -202,8 +203,6 @@ class SessionOptions(_Options):
         self._not_yet("strategy", "priority", "only 'priority' places nodes today.")
         self._not_yet("deadline", None, "runs have no deadline yet.")
         self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
-        self._not_yet("queue", "block", "a run waits for a free slot.")
-        self._not_yet("queue_size", 64, "the number of waiting runs is not bounded yet.")
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
         self._not_yet("spares", 0, "no spare workers are kept yet.")
 

@@ -8,6 +8,7 @@ dict, and None for an empty optional. All memory is the host's: `device_type` is
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,14 +66,12 @@ class OrtValue:
         """
         check_device("OrtValue.ortvalue_from_shape_and_type", device_type, device_id, vendor_id)
         if memory_info is not None:
-            raise unsupported_option(
-                "OrtValue.ortvalue_from_shape_and_type.memory_info", memory_info, "memory is host's"
-            )
+            raise unsupported_option("OrtValue.ortvalue_from_shape_and_type.memory_info", None, "memory is the host's")
         kind = numpy_dtype(element_name(element_type))
         return cls(process_memory().empty(kind, checked_shape(shape), "an OrtValue"))
 
     @classmethod
-    def from_dlpack(cls, data: Any, is_bool_tensor: bool = False, /) -> OrtValue:
+    def from_dlpack(cls, data: Any, /, is_bool_tensor: bool = False) -> OrtValue:
         """A tensor that shares the memory of `data`: an object with `__dlpack__`, or a capsule from it.
 
         `is_bool_tensor`: what it calls uint8 is bool. Raises InputTypeError for what numpy cannot share.
@@ -196,10 +195,10 @@ def element_name(element_type: Any) -> str:
 def checked_shape(shape: Any) -> tuple[int, ...]:
     """A shape as a tuple. Raises InvalidOptionError for what is no sequence of sizes."""
     try:
-        dims = tuple(int(dim) for dim in shape)
-    except (TypeError, ValueError):
+        dims = tuple(operator.index(dim) for dim in shape)
+    except TypeError:
         dims = (-1,)
-    if min(dims, default=0) < 0 or any(dim != given for dim, given in zip(dims, shape, strict=True)):
+    if min(dims, default=0) < 0:
         raise invalid_option("shape", shape, "a sequence of sizes, none negative")
     return dims
 
@@ -214,8 +213,7 @@ def array_at(element_type: Any, shape: Any, buffer_ptr: Any) -> Array:
         raise invalid_option("buffer_ptr", buffer_ptr, "the address of the tensor's first element")
     if not nbytes:
         return np.empty(dims, kind)
-    memory = (ctypes.c_char * nbytes).from_address(int(buffer_ptr))
-    return np.ndarray(dims, kind, buffer=memory)
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(int(buffer_ptr)), kind).reshape(dims)
 
 
 class _Capsule:

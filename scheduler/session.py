@@ -7,14 +7,15 @@ import copy
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from outrider.providers.wire.graph import TensorRef
 from outrider.scheduler.accounts import placement_report, session_stats
-from outrider.scheduler.deploy import Blueprint, Deployer, Generation
+from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
+from outrider.scheduler.deploy import Blueprint, Deployer
 from outrider.scheduler.errors import (
     ForkedSessionError,
     ProviderUnavailableError,
@@ -27,9 +28,10 @@ from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.nodearg import NodeArg
-from outrider.scheduler.options import RunOptions, SessionOptions, session_options
+from outrider.scheduler.options import RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.placement import Placer, check_pins
+from outrider.scheduler.replica import Replica, Slot
 from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
@@ -37,6 +39,7 @@ from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
 from outrider.shm.doorbell import Doorbell
 
+CLOSED = "the session was closed"
 INTERRUPTED_SECONDS = 0.5  # what a busy worker gets to stop by itself after Ctrl-C
 
 
@@ -95,16 +98,15 @@ class InferenceSession:
                 bells.append(Doorbell())
             number = fleet.next_session()
             deployer = Deployer(fleet, number, loaded.store.seal(), bells, chosen.load_deadline)
-            runner = Runner(bells)
-            self._resources.deployer = deployer
+            replica = Replica(deployer, bells)
+            runner = Runner([replica], chosen.queue_size, chosen.queue == "reject")
+            self._resources.asynchronous = AsyncRuns(runner.slots)
             self._resources.runner = runner
             self._resources.workers = workers
-            fleet.monitor.listeners[number] = runner
+            fleet.monitor.listeners[number] = replica
             self._placer = Placer(loaded, workers, deployer, chosen)
-            self._deployer = deployer
             self._runner = runner
-            self._blueprint, generation = self._deploy(self._placer.place())
-            runner.install(generation)
+            self._deploy(replica, self._placer.place())
         except BaseException as error:
             self._resources.hurry(type(error))
             self._finalizer()
@@ -115,12 +117,13 @@ class InferenceSession:
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
 
-    def _deploy(self, blueprint: Blueprint) -> tuple[Blueprint, Generation]:
-        """Load the plan; plan again without what a provider refuses to compile."""
+    def _deploy(self, replica: Replica, blueprint: Blueprint) -> None:
+        """Load the plan and use it; plan again without what a provider refuses to compile."""
         while True:
-            generation = self._deployer.deploy(blueprint)
+            generation = replica.deployer.deploy(blueprint)
             if not generation.refused:
-                return blueprint, generation
+                replica.install(blueprint, generation)
+                return
             self._placer.refuse(blueprint, generation.refused)
             blueprint = self._placer.replan()
 
@@ -135,21 +138,73 @@ class InferenceSession:
         """
         self._check_open()
         checked_run_options(run_options)
+        return self._run(*self._checked(output_names, input_feed))
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], object] | None = None,
+        user_data: Any = None,
+        run_options: RunOptions | None = None,
+    ) -> RunFuture:
+        """Ask for a run and go on; the Future gives what `run` would return or raise, and can be awaited in asyncio.
+
+        The feed is checked now and read when the run begins, in the order of asking: leave its arrays alone until the
+        Future is done. At most `queue_size` runs wait; then this call blocks, or raises QueueFullError with
+        `queue='reject'`. `callback(results, user_data, error)` is called in a thread of the session just before the
+        Future is done; `error` is '' or what went wrong, with no results then.
+        """
+        self._check_open()
+        checked_run_options(run_options)
+        if callback is not None and not callable(callback):
+            raise invalid_option("callback", callback, "a function of (results, user_data, error), or None")
+        feeds, wanted, signature = self._checked(output_names, input_feed)
+
+        def work(slot: Slot) -> list[Any]:
+            held: Slot | None = slot
+            try:
+                self._check_open()
+                if slot.replica.death is not None and not self._revive_holding(slot):
+                    held = None
+                    return self._run(feeds, wanted, signature)
+                return self._run_in(slot, feeds, wanted, signature)
+            finally:
+                if held is not None:
+                    self._runner.slots.give(held)
+
+        job = Job(self._resources.asynchronous, work, callback, user_data)
+        self._resources.asynchronous.submit(job)
+        return job.future
+
+    def _checked(
+        self, output_names: Sequence[str] | None, feed: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Sequence[str], Signature | None]:
+        """The feed in its final form, the outputs to return, and the signature of the feed if it has one."""
         signature = self._signature
-        feeds = input_feed
-        if output_names is None and signature is not None and signature.fits(input_feed):
-            wanted = self._outputs
-        else:
-            feeds = check_feeds(self._inputs, self._loaded.defaults, input_feed, output_names, self._outputs)
-            wanted = requested_outputs(output_names, self._outputs)
-            signature = Signature.of(feeds) if output_names is None else None
-            self._signature = signature
-        if self._runner.death is not None:
-            self._revive()
-        made = self._blueprint_outputs()
-        computed = [name for name in dict.fromkeys(wanted) if name in made]
-        results = self._runner.run(feeds, self._defaults, computed, signature)
-        if len(computed) == len(wanted):
+        if output_names is None and signature is not None and signature.fits(feed):
+            return feed, self._outputs, signature
+        feeds = check_feeds(self._inputs, self._loaded.defaults, feed, output_names, self._outputs)
+        wanted = requested_outputs(output_names, self._outputs)
+        self._signature = signature = Signature.of(feeds) if output_names is None else None
+        return feeds, wanted, signature
+
+    def _run(self, feeds: Mapping[str, Any], wanted: Sequence[str], signature: Signature | None) -> list[Any]:
+        """One run in the next free slot."""
+        self._revive()
+        slot = self._runner.slots.take()
+        try:
+            return self._run_in(slot, feeds, wanted, signature)
+        finally:
+            self._runner.slots.give(slot)
+
+    def _run_in(
+        self, slot: Slot, feeds: Mapping[str, Any], wanted: Sequence[str], signature: Signature | None
+    ) -> list[Any]:
+        """One run in a slot that the caller has taken."""
+        run = self._runner.begin(slot, feeds, self._defaults, signature)
+        results = self._runner.finish(slot, run, wanted, signature)
+        if len(results) == len(wanted):
             return [results[name] for name in wanted]
         returned: list[Any] = []
         given: set[str] = set()
@@ -160,12 +215,6 @@ class InferenceSession:
             else:
                 returned.append(self._passed_through(name, feeds))
         return returned
-
-    def _blueprint_outputs(self) -> Mapping[str, tuple[int, int]]:
-        generation = self._runner.generation
-        if generation is None:
-            raise SessionClosedError("the session was closed", what="session")
-        return generation.outputs
 
     def _passed_through(self, name: str, feeds: Mapping[str, Any]) -> Any:
         """An output that is an input or a constant of the model: a copy."""
@@ -182,21 +231,40 @@ class InferenceSession:
         assert isinstance(ref, TensorRef)
         return self._loaded.store.read(ref)
 
-    @limits_told()
     def _revive(self) -> None:
-        """Start dead workers again and load a new generation; the session is as good as new after it."""
+        """Start dead workers again and load what they had; the session is as good as new after it."""
+        for replica in self._runner.replicas:
+            if replica.death is not None:
+                self._revive_one(replica)
+
+    def _revive_one(self, replica: Replica) -> None:
         with self._lock:
-            if self._runner.death is None:
-                return
-            self._runner.slots.take_all()
-            try:
-                self._check_open()
-                for worker in self._placer.workers:
-                    self._fleet.revive(worker)
-                self._blueprint, generation = self._deploy(self._blueprint)
-                self._runner.install(generation)
-            finally:
-                self._runner.slots.give_all()
+            if replica.death is not None:
+                self._reload(replica, replica.slots)
+
+    def _revive_holding(self, slot: Slot) -> bool:
+        """Revive the replica of a slot that the caller has taken; if somebody else does, give the slot back: False."""
+        if not self._lock.acquire(blocking=False):
+            self._runner.slots.give(slot)  # it is waited for
+            return False
+        try:
+            if slot.replica.death is not None:
+                self._reload(slot.replica, [other for other in slot.replica.slots if other is not slot])
+            return True
+        finally:
+            self._lock.release()
+
+    @limits_told()
+    def _reload(self, replica: Replica, slots: Sequence[Slot]) -> None:
+        """Start dead workers and load the replica again, with `slots` taken meanwhile."""
+        self._runner.slots.take_all(slots)
+        try:
+            self._check_open()
+            for worker in self._placer.workers:
+                self._fleet.revive(worker)
+            self._deploy(replica, replica.blueprint)
+        finally:
+            self._runner.slots.give_all(slots)
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -206,7 +274,7 @@ class InferenceSession:
                 pid=os.getpid(),
             )
         if not self._finalizer.alive:
-            raise SessionClosedError("the session was closed", what="session")
+            raise SessionClosedError(CLOSED, what="session")
         self._fleet.check_open()
 
     # What it is ----------------------------------------------------------------------------------------------------
@@ -232,7 +300,7 @@ class InferenceSession:
 
     def placement(self) -> PlacementReport:
         """Where each node runs and why."""
-        return placement_report(self._placer, self._blueprint, self._fleet)
+        return placement_report(self._placer, self._runner.replicas[0].blueprint, self._fleet)
 
     def health(self) -> dict[str, dict[str, Any]]:
         """provider -> {state, incarnation, deaths, quarantined}."""
@@ -241,7 +309,7 @@ class InferenceSession:
     def stats(self) -> dict[str, Any]:
         """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}."""
         self._check_open()
-        return session_stats(self._placer, self._blueprint, self._fleet, self._runner, self._deployer.session)
+        return session_stats(self._placer, self._fleet, self._runner)
 
     def close(self) -> None:
         """Unload the model and, unless the fleet is shared, stop the workers. Results stay valid."""
@@ -267,17 +335,6 @@ class InferenceSession:
             option=f"InferenceSession.{method}",
             reason="not built yet",
         )
-
-    def run_async(
-        self,
-        output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
-        callback: Any = None,
-        user_data: Any = None,
-        run_options: RunOptions | None = None,
-    ) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("run_async")
 
     def io_binding(self) -> NoReturn:
         """Raises UnsupportedOptionError."""
@@ -315,7 +372,7 @@ class _Resources:
         self._pid = os.getpid()
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
-        self.deployer: Deployer | None = None
+        self.asynchronous: AsyncRuns
         self.runner: Runner | None = None
         self.workers: Sequence[Worker] = ()
         self.bells: Sequence[Doorbell] = ()
@@ -333,22 +390,25 @@ class _Resources:
                 last_first.callback(self.loaded.store.close)
             for bell in self.bells:
                 last_first.callback(bell.close)
-            if self.deployer is not None and self.own_fleet is None:
-                last_first.callback(self._unload, self.deployer)
             if self.runner is not None:
+                if self.own_fleet is None:
+                    last_first.callback(self._unload, self.runner)
                 last_first.callback(self._leave, self.runner)
+                last_first.callback(self.asynchronous.close, SessionClosedError(CLOSED, what="session"))
             if self.own_fleet is not None:
                 last_first.callback(self.own_fleet.close)
-            if self.deployer is not None:
-                self.deployer.fleet.monitor.listeners.pop(self.deployer.session, None)
             if self.runner is not None:
-                self.runner.on_closed()
+                for replica in self.runner.replicas:
+                    replica.deployer.fleet.monitor.listeners.pop(replica.deployer.session, None)
+                    replica.on_closed()
 
     def _leave(self, runner: Runner) -> None:
         runner.slots.take_all()  # callers have left
-        runner.release()
+        for replica in runner.replicas:
+            replica.release()
         runner.slots.give_all()
 
-    def _unload(self, deployer: Deployer) -> None:
-        if not deployer.fleet.closed:  # after the last deployment: what is loaded now stays unloaded
-            deployer.unload(self.workers)
+    def _unload(self, runner: Runner) -> None:
+        for replica in runner.replicas:
+            if not replica.deployer.fleet.closed:  # after the last deployment: what is loaded now stays unloaded
+                replica.deployer.unload(self.workers)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.scheduler.errors import InvalidOptionError, KernelError, OutputNotFoundError
-from outrider.scheduler.feeds import NodeArg
+from outrider.scheduler.nodearg import NodeArg
 from outrider.scheduler.report import PlacementReport
 from outrider.tools.agree import TOLERANCE, agree
 from outrider.tools.inputs import flatten, free_dimensions, make_inputs, read_inputs, read_npz, restore, write_npz
