@@ -8,7 +8,7 @@ different blocks are made, and beyond that the result is copied into a fresh blo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,7 @@ class BoundUnit:
         self._held: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
         self._epoch = places.epoch
         self._last: _Binding | None = None
+        self._targets: Mapping[str, Layout] = {}  # of the present run
 
     def repeatable(self) -> Run | None:
         """The bound callable of the last run, if calling it again with the same arrays is all there is to do."""
@@ -94,11 +95,19 @@ class BoundUnit:
             return None
         return last.run
 
-    def run(self, slot: int, inputs: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Run on `inputs`; returns (layout number, value) per output: read-only array, or the value as it is."""
+    def run(self, slot: int, inputs: Sequence[Any], targets: Mapping[str, Layout]) -> list[tuple[int, Any]]:
+        """Run on `inputs`; returns (layout number, value) per output: read-only array, or the value as it is.
+
+        `targets`: where the caller wants outputs, by name. One that has another dtype or shape goes elsewhere.
+        """
         if self._epoch != self._places.epoch:
             self._moved()
-        key = (slot, *[id(x) if type(x) is np.ndarray and x.dtype != object else type(x) for x in inputs])
+        key: tuple[Any, ...] = (
+            slot, *[id(x) if type(x) is np.ndarray and x.dtype != object else type(x) for x in inputs]
+        )  # fmt: skip
+        self._targets = targets
+        if targets:
+            key += tuple(targets.get(port.name) for port in self.outputs)
         variants = self._bindings.get(key)
         binding = None
         if variants is not None:
@@ -147,7 +156,7 @@ class BoundUnit:
             binding.numbers[i] = number
             if block is not None:
                 binding.blocks.append(block)
-            elif self.outputs[i].result and array.nbytes > LEASE_BYTES:
+            elif self.outputs[i].result and array.nbytes > LEASE_BYTES and self.outputs[i].name not in self._targets:
                 binding.spilled = True
             held = array.view()
             held.flags.writeable = False
@@ -170,6 +179,11 @@ class BoundUnit:
         self, i: int, slot: int, dtype: str, shape: tuple[int, ...], pooled: bool
     ) -> tuple[np.ndarray, int, tuple[int, int, int] | None]:
         port, kind = self.outputs[i], numpy_dtype(dtype)
+        target = self._targets.get(port.name)
+        wanted = (self._pool.memory, NUMBER[dtype], shape)
+        if target is not None and (target.memory, target.dtype, target.shape) == wanted:
+            number = self._board.number(port.edge, slot, target)
+            return self._pool.segment.array(target.offset, kind, shape), number, None
         if pooled and port.result:
             nbytes = kind.itemsize * math.prod(shape)
             taken = self._pool.take(nbytes, port.name) if nbytes > LEASE_BYTES else None

@@ -20,6 +20,7 @@ from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
 from outrider.providers.steady import Call, Steady
+from outrider.providers.targets import Targets
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
@@ -119,8 +120,11 @@ class LaneGroup:
 class Partition:
     """Units dispatched together. Inputs and outputs are edges; values between its units stay in this worker."""
 
-    def __init__(self, plan: PartitionPlan, inputs: Sequence[InputPort], units: Sequence[BoundUnit]) -> None:
+    def __init__(
+        self, plan: PartitionPlan, inputs: Sequence[InputPort], units: Sequence[BoundUnit], targets: Targets
+    ) -> None:
         self.number = plan.partition
+        self.targets = targets
         self.inputs = tuple(inputs)
         self.units = tuple(units)
         self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
@@ -138,11 +142,12 @@ class Partition:
             read.append((port.reader, port.edge, number))
             if port.name:
                 known[port.name] = port.value(slot, number)
+        targets = self.targets.of(slot, read)
         numbers: dict[str, int] = {}
         for unit in self.units:
             arguments = [known[value.name] for value in unit.unit.inputs]
             try:
-                results = unit.run(slot, arguments)
+                results = unit.run(slot, arguments, targets)
             except (Exception, SystemExit) as error:  # a provider may raise anything
                 fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
             call = unit.repeatable()
@@ -255,16 +260,17 @@ class LoadedSession:
                 )
                 continue
             self._unloads.append(unload)
-            targets = [ports[value.name] for value in graph.outputs]
+            outputs = [ports[value.name] for value in graph.outputs]
             units.append(
                 BoundUnit(
-                    self.provider_name, unit, program, targets, self._places, self._board, self._pool, self.counters
+                    self.provider_name, unit, program, outputs, self._places, self._board, self._pool, self.counters
                 )
             )
         if self.refused:
             return None
         inputs = [InputPort(e["name"], readers[e["board"]], e["edge"], message.slots) for e in plan.inputs]
-        return Partition(plan, inputs, units)
+        targets = Targets(readers[0], {one["name"]: one["target"] for one in plan.outputs if one["target"] >= 0})
+        return Partition(plan, inputs, units, targets)
 
     def poll(self) -> bool:
         """Run every lane that is ready, in order; True when one was."""

@@ -105,7 +105,7 @@ def check_feeds(
             value = _convert(name, declared.dtype, given)
         checked[name] = value
         if isinstance(value, np.ndarray) and declared.shape is not None:
-            _check_shape(name, declared.shape, value.shape, symbols)
+            check_shape(name, declared.shape, value.shape, symbols)
     for value in inputs:
         if value.name not in checked and value.name not in overridable:
             fed = ", ".join(checked) or "none"
@@ -132,7 +132,11 @@ def _near(name: Any, known: Sequence[str], what: str) -> str:
     return f"Did you mean {' or '.join(near)}?" if near else f"Its {what} are: {', '.join(known) or 'none'}."
 
 
-def _check_shape(name: str, declared: Shape, got: tuple[int, ...], symbols: dict[str, tuple[int, str]]) -> None:
+def check_shape(name: str, declared: Shape, got: tuple[int, ...], symbols: dict[str, tuple[int, str]]) -> None:
+    """Raise RankMismatchError, ShapeMismatchError or SymbolConflictError if an input's shape is not as declared.
+
+    `symbols`: (size, input) of those met so far; new ones are added.
+    """
     assert declared is not None
     if len(got) != len(declared):
         message = (

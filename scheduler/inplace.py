@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.wire.dtypes import onnx_name
+from outrider.scheduler.errors import DtypeMismatchError, ShapeMismatchError
 from outrider.shm.segment import ALIGN, Segment, address_of
 
 PLACES = 12
@@ -63,10 +65,24 @@ class Admission:
 class Targets:
     """Outputs that are bound to memory: name -> array. Made once per binding and compared by identity."""
 
-    __slots__ = ("arrays",)
+    __slots__ = ("arrays", "__weakref__")
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self.arrays = dict(arrays)
+
+
+def check_target(name: str, target: Array, made: str, shape: tuple[int, ...]) -> None:
+    """Raise DtypeMismatchError or ShapeMismatchError if an output of dtype `made` does not fit its target."""
+    bound = onnx_name(target.dtype)
+    if made != bound:
+        message = f"output {name!r} is {made}, it was bound to {bound}; what it is bound to was not written."
+        raise DtypeMismatchError(message, name=name, expected=made, got=bound)
+    if shape != target.shape:
+        message = (
+            f"output {name!r} has shape {list(shape)} in this run, it was bound to memory of shape "
+            f"{list(target.shape)}; what it is bound to was not written."
+        )
+        raise ShapeMismatchError(message, name=name, expected=shape, got=target.shape)
 
 
 def disjoint(spans: list[tuple[int, int, int]], memory: int, offset: int, nbytes: int) -> bool:

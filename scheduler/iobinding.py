@@ -6,17 +6,21 @@ it. An output that is bound without memory is made by the run, each time anew, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.providers.wire.dtypes import is_tensor
+from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.graph import Value
+from outrider.scheduler.deploy import Generation
 from outrider.scheduler.errors import DtypeMismatchError, InputTypeError
-from outrider.scheduler.feeds import unknown_input, unknown_output
+from outrider.scheduler.feeds import check_feeds, check_shape, unknown_input, unknown_output
+from outrider.scheduler.inplace import Array, Targets
 from outrider.scheduler.options import invalid_option
-from outrider.scheduler.ortvalue import Array, OrtValue, array_at, check_device
+from outrider.scheduler.ortvalue import OrtValue, array_at, check_device, checked_shape
+from outrider.scheduler.steady import Signature
+from outrider.shm.user import UserMemory, process_memory
 
 if TYPE_CHECKING:
     from outrider.scheduler.session import InferenceSession
@@ -25,11 +29,21 @@ if TYPE_CHECKING:
 class IOBinding:
     """What the runs of one session read and write. Made by `InferenceSession.io_binding()`; not thread-safe."""
 
-    def __init__(self, session: InferenceSession, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
-        self._session = session
+    def __init__(
+        self,
+        session: InferenceSession,
+        inputs: Sequence[Value],
+        overridable: Collection[str],
+        outputs: Sequence[Value],
+    ) -> None:
+        self.session = session
         self._inputs = {value.name: value for value in inputs}
+        self._overridable = overridable
         self._outputs = {value.name: value for value in outputs}
+        # Never changed, only replaced: a run that was interrupted may still need them.
         self._fed: dict[str, Any] = {}
+        self._targets: Targets | None = None
+        self._signature: Signature | None = None
         self._bound: dict[str, OrtValue | None] = {}  # in the order of binding; None: made by the run
         self._results: list[OrtValue] = []
 
@@ -61,7 +75,7 @@ class IOBinding:
 
     def clear_binding_inputs(self) -> None:
         """Let go of all inputs."""
-        self._fed.clear()
+        self._fed, self._signature = {}, None
 
     # Outputs --------------------------------------------------------------------------------------------------------
     def bind_output(
@@ -109,12 +123,13 @@ class IOBinding:
         """Let go of all outputs, results included."""
         self._bound.clear()
         self._results.clear()
+        self._targets = None
 
     # For the session ------------------------------------------------------------------------------------------------
     def _feed(self, name: str, value: Any) -> None:
         if name not in self._inputs:
             raise unknown_input(name, list(self._inputs))
-        self._fed[name] = value
+        self._fed = {**self._fed, name: value}
 
     def _bind(self, name: str, target: OrtValue | None) -> None:
         if name not in self._outputs:
@@ -144,17 +159,54 @@ class IOBinding:
                     got="memory",
                 )
         self._bound[name] = target
+        self._targets = None
 
-    def _targets(self) -> dict[str, Array]:
-        """Output -> the memory it is bound to, for those that are."""
-        return {name: target.value for name, target in self._bound.items() if target is not None}
+    def prepare(self) -> tuple[Mapping[str, Any], Sequence[str], Signature | None, Targets | None]:
+        """The feed in its final form, the outputs to make, the signature of the feed if it has one, and the targets.
 
-    def _finished(self, values: Sequence[Any]) -> None:
+        Raises the errors of feeds, and InvalidOptionError if no output is bound.
+        """
+        wanted = list(self._bound)
+        if not wanted:
+            raise invalid_option("binding", self, "at least one output to be bound (bind_output)")
+        feeds: Mapping[str, Any] = self._fed
+        if self._signature is None or not self._signature.fits(feeds):
+            inputs, outputs = list(self._inputs.values()), list(self._outputs)
+            feeds = check_feeds(inputs, self._overridable, feeds, wanted, outputs)
+            self._signature = Signature.of(feeds)
+        arrays = {name: target.value for name, target in self._bound.items() if target is not None}
+        if self._targets is None and arrays:
+            self._targets = Targets(arrays)
+        return feeds, wanted, self._signature, self._targets
+
+    def finish(self, values: Sequence[Any]) -> None:
         """Take the outputs of a run, one per bound output."""
         self._results = []
         for (name, target), value in zip(self._bound.items(), values, strict=True):
             declared = None if isinstance(value, np.ndarray) else self._outputs[name].dtype
             self._results.append(OrtValue(value, declared) if target is None else target)
+
+
+def empty_for(
+    name: str, shape: Sequence[int], inputs: Sequence[Value], outputs: Sequence[Value], generation: Generation | None
+) -> Array:
+    """See `InferenceSession.empty`: an input lies in the memory of this process, an output where its worker writes."""
+    declared = {value.name: value for value in (*outputs, *inputs)}
+    if name not in declared:
+        raise unknown_input(name, list(declared))
+    value, dims = declared[name], checked_shape(shape)
+    if not is_tensor(value.dtype) or value.dtype == "string":
+        raise invalid_option(
+            "name", name, f"a tensor of numbers; {name!r} is {value.dtype}, feed and get that as it is"
+        )
+    fed = any(value.name == name for value in inputs)
+    if fed and value.shape is not None:
+        check_shape(name, value.shape, dims, {})
+    memory: UserMemory = process_memory()
+    if not fed and generation is not None and name in generation.targets:
+        board, _ = generation.outputs[name]
+        memory = generation.sides[board].arrays
+    return memory.empty(numpy_dtype(value.dtype), dims, f"an array for {name!r}")
 
 
 def _checked(method: str, name: str, value: Any) -> OrtValue:

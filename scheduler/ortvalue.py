@@ -213,7 +213,8 @@ def array_at(element_type: Any, shape: Any, buffer_ptr: Any) -> Array:
         raise invalid_option("buffer_ptr", buffer_ptr, "the address of the tensor's first element")
     if not nbytes:
         return np.empty(dims, kind)
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(int(buffer_ptr)), kind).reshape(dims)
+    memory = memoryview((ctypes.c_char * nbytes).from_address(int(buffer_ptr)))
+    return np.ndarray(dims, kind, buffer=memory)
 
 
 class _Capsule:
