@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
+from outrider.scheduler.errors import SessionClosedError
 from outrider.scheduler.replica import Slot
 from outrider.scheduler.slots import Slots, Ticket
 
@@ -95,8 +96,9 @@ class AsyncRuns:
         self._closed = False
 
     def submit(self, job: Job) -> None:
-        """Queue a run. Raises QueueFullError where the queue rejects."""
-        self._slots.enqueue(job)
+        """Queue a run. Raises QueueFullError where the queue rejects, SessionClosedError once it is closed."""
+        if not self._slots.enqueue(job):
+            raise SessionClosedError("the session was closed", what="session")
 
     def begin(self, job: Job, slot: Slot) -> None:
         """The job has a slot now."""

@@ -80,6 +80,7 @@ class Generation:
     first_bells: list[Doorbell]
     partition_nodes: list[list[str]]
     partitions_of: dict[int, set[int]]  # board -> its partitions
+    leases: tuple[Leases, ...]  # of all output pools
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
     def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
@@ -311,6 +312,7 @@ class Deployer:
                 [blueprint.graph.nodes[n].name for unit in partition.units for n in blueprint.plan.units[unit].nodes]
                 for partition in blueprint.plan.partitions
             ],
+            leases=tuple(side.leases for side in sides.values()),
             partitions_of={one: {n for n, board in enumerate(numbering.board_of) if board == one} for one in used},
         )
         for one, future in waiting:

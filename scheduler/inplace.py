@@ -63,9 +63,9 @@ class Admission:
 
 
 class Targets:
-    """Outputs that are bound to memory: name -> array. Made once per binding and compared by identity."""
+    """Outputs that are bound to memory: name -> array."""
 
-    __slots__ = ("arrays", "__weakref__")
+    __slots__ = ("arrays",)
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self.arrays = dict(arrays)

@@ -123,7 +123,7 @@ class IOBinding:
         """Let go of all outputs, results included."""
         self._bound.clear()
         self._results.clear()
-        self._targets = None
+        self._targets = self._signature = None
 
     # For the session ------------------------------------------------------------------------------------------------
     def _feed(self, name: str, value: Any) -> None:
@@ -159,7 +159,7 @@ class IOBinding:
                     got="memory",
                 )
         self._bound[name] = target
-        self._targets = None
+        self._targets = self._signature = None
 
     def prepare(self) -> tuple[Mapping[str, Any], Sequence[str], Signature | None, Targets | None]:
         """The feed in its final form, the outputs to make, the signature of the feed if it has one, and the targets.

@@ -63,7 +63,10 @@ class Slot:
 
 
 class Replica:
-    """Listens to the monitor for one session number. `death`: of a worker of the present generation."""
+    """Listens to the monitor for one session number.
+
+    `death`: of a worker of the present generation; `ended`: there was one, or the fleet or session was closed.
+    """
 
     def __init__(self, deployer: Deployer, bells: Sequence[Doorbell]) -> None:
         self.deployer = deployer
@@ -72,6 +75,7 @@ class Replica:
         self.generation: Generation | None = None
         self.death: WorkerDiedError | None = None
         self.closed = False
+        self.ended = False
         self._stories: dict[int, OutriderError] = {}
         self._told = threading.Condition()
 
@@ -94,11 +98,12 @@ class Replica:
         if generation is None or worker.index + 1 not in generation.sides:
             return
         self.death = error
+        self.ended = True
         self.wake()
 
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
-        self.closed = True
+        self.closed = self.ended = True
         self.wake()
 
     def wake(self) -> None:
@@ -128,6 +133,7 @@ class Replica:
             death = side.worker.death
             if death is not None and death.incarnation >= side.incarnation:
                 self.death = death
+        self.ended = self.closed or self.death is not None
 
     # Called by those who run -----------------------------------------------------------------------------------------
     def check(self) -> None:

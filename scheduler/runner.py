@@ -7,6 +7,7 @@ a partition failed or a worker died: the replica notes that and rings the slots'
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,9 @@ class Runner:
         slot = runner.slots.take()
         try:
             run = runner.begin(slot, feeds, defaults, signature)
-            results = runner.finish(slot, run, wanted, signature)
+            results = runner.finish_steadily(slot, run)
+            if results is None:
+                results = runner.finish(slot, run, wanted, signature)
         finally:
             runner.slots.give(slot)
 
@@ -65,23 +68,24 @@ class Runner:
         """Start a run on checked feeds in a slot that the caller has taken; returns its number.
 
         `defaults`: initializers of inputs that were not fed. `signature`: of the feed, if it has one. `targets`: the
-        memory that outputs are bound to.
+        memory that outputs are bound to; runs of one signature have the same.
         """
         replica = slot.replica
-        replica.check()
+        if replica.ended:
+            replica.check()
         if slot.pending:
             self._drain(slot)
         generation = replica.generation
         assert generation is not None
         run = next(self._runs)
-        for side in generation.sides.values():
-            side.leases.sweep()  # results that were dropped make room for this run's
+        for leases in generation.leases:
+            leases.sweep()  # results that were dropped make room for this run's
         steady = slot.steady
         if (
             steady is not None
             and steady.signature is signature
             and steady.generation is generation
-            and steady.fits(feeds, targets)
+            and steady.fits(feeds)
         ):
             slot.words = steady.words
             slot.feeds, slot.targets = feeds, targets
@@ -103,6 +107,19 @@ class Runner:
         self._start(generation, slot)
         return run
 
+    def finish_steadily(self, slot: Slot, run: int) -> list[Any] | None:
+        """Wait for a run that has begun; all outputs in order if it went like the last one of its slot, else None."""
+        steady = slot.steady
+        if steady is None or not steady.complete or self._wait_steadily(slot, steady, run):
+            return None
+        results = steady.results(run, slot.targets)
+        if results is not None:
+            slot.pending = 0
+            slot.feeds = slot.targets = None
+            slot.counters.runs += 1
+            slot.counters.add(steady.returned_bytes, steady.returned_copies)
+        return results
+
     def finish(self, slot: Slot, run: int, wanted: Sequence[str], signature: Signature | None) -> dict[str, Any]:
         """Wait for a run that has begun; those model outputs of `wanted` that workers make, by name.
 
@@ -113,7 +130,8 @@ class Runner:
         generation = replica.generation
         assert generation is not None
         steady = slot.steady
-        failed = self._wait(slot, run) if steady is None else self._wait_steadily(slot, steady, run)
+        waited = steady is not None and steady.complete  # in `finish_steadily`
+        failed = self._wait(slot, run) if waited or steady is None else self._wait_steadily(slot, steady, run)
         slot.pending = 0
         if failed:
             slot.feeds = slot.targets = None
@@ -142,12 +160,17 @@ class Runner:
         slot.counters.runs += 1
         if steady is None and signature is not None:
             assert slot.feeds is not None
-            slot.steady = self._steady(generation, slot, slot.feeds, signature)
+            slot.steady = self._steady(generation, slot, slot.feeds, signature, wanted)
         slot.feeds = slot.targets = None
         return results
 
     def _steady(
-        self, generation: Generation, slot: Slot, feeds: Mapping[str, Any], signature: Signature
+        self,
+        generation: Generation,
+        slot: Slot,
+        feeds: Mapping[str, Any],
+        signature: Signature,
+        wanted: Sequence[str],
     ) -> SteadyRun | None:
         """What the run that has just ended can be repeated by; None if an input has no place of its own."""
         fed: dict[str, Array | None] = {}
@@ -156,19 +179,20 @@ class Runner:
                 if name not in slot.inputs:
                     return None
                 fed[name] = slot.inputs[name].array
-        steady = SteadyRun(signature, generation, slot.index, feeds, fed, slot.words, slot.targets)
-        steady.learn(slot.index)
+        steady = SteadyRun(signature, generation, slot.index, feeds, fed, slot.words)
+        steady.learn(slot.index, wanted, slot.targets)
         return steady
 
     def _wait_steadily(self, slot: Slot, steady: SteadyRun, run: int) -> bool:
-        """`_wait`, with nothing to look up."""
+        """`_wait`, with nothing to look up. Only for a run that nobody has waited for: its rings are still to come."""
+        bell, replica = slot.bell.fileno(), slot.replica
         while True:
+            os.read(bell, 8)
             void = steady.ended(run)
             if void is not None:
                 return void
-            if slot.replica.death is not None or slot.replica.closed:
+            if replica.ended:
                 return self._wait(slot, run)  # tells the story
-            slot.bell.wait()
 
     def _start(self, generation: Generation, slot: Slot) -> None:
         """Publish the words of the slot's pending run and ring. To do so again changes nothing."""

@@ -41,6 +41,7 @@ from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
 from outrider.shm.doorbell import Doorbell
+from outrider.shm.processes import forks
 
 CLOSED = "the session was closed"
 INTERRUPTED_SECONDS = 0.5  # what a busy worker gets to stop by itself after Ctrl-C
@@ -76,6 +77,7 @@ class InferenceSession:
         self._resources = _Resources()
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._pid = os.getpid()
+        self._forks = forks()
         self._lock = threading.Lock()
         try:
             loaded = load_model(model, chosen.base_dir)
@@ -139,8 +141,10 @@ class InferenceSession:
         Raises the errors of feeds (nothing is sent then), KernelError, ProviderContractError, OutOfMemoryError,
         WorkerDiedError, SessionClosedError, ForkedSessionError. The session can be used after each but the last two.
         """
-        self._check_open()
-        checked_run_options(run_options)
+        if forks() != self._forks or self._resources.closed:
+            self._check_open()
+        if run_options is not None:
+            checked_run_options(run_options)
         return self._run(*self._checked(output_names, input_feed))
 
     def run_async(
@@ -249,6 +253,9 @@ class InferenceSession:
         """One run in a slot that the caller has taken. `targets`: of outputs in `wanted`, which names each once."""
         passed = {} if targets is None else self._passed_on(targets, feeds)
         run = self._runner.begin(slot, feeds, self._defaults, signature, targets)
+        ordered = self._runner.finish_steadily(slot, run)
+        if ordered is not None:
+            return ordered
         results = self._runner.finish(slot, run, wanted, signature)
         for name, (target, value) in passed.items():
             np.copyto(target, value)
@@ -299,7 +306,8 @@ class InferenceSession:
     def _revive(self) -> None:
         """Start dead workers again and load what they had; the session is as good as new after it."""
         for replica in self._runner.replicas:
-            if replica.death is not None:
+            if replica.ended:
+                self._check_open()
                 self._revive_one(replica)
 
     def _revive_one(self, replica: Replica) -> None:
@@ -423,6 +431,7 @@ class _Resources:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self.closed = False
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
         self.asynchronous: AsyncRuns
@@ -438,6 +447,7 @@ class _Resources:
     def close(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child: all of this is its parent's
+        self.closed = True
         with contextlib.ExitStack() as last_first:  # all of it, whatever interrupts
             if self.loaded is not None:
                 last_first.callback(self.loaded.store.close)

@@ -48,57 +48,61 @@ class Slots(Generic[T]):
         self.items = tuple(items)
         self._limit = limit
         self._reject = reject
-        self._free = list(reversed(items))  # the one used last is taken first: its places are bound and warm
+        # The one used last is taken first: its places are bound and warm. Popped and appended without the lock where
+        # nobody waits: who waits leaves its ticket first and then looks for a free item, who gives does the reverse.
+        self._free = list(reversed(items))
         self._waiting: deque[Ticket[T]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._exclusive = threading.Lock()
+        self._blocked = 0  # threads that wait for room
         self._closed = False
 
     def take(self) -> T:
         """The next free item, first come, first served."""
-        with self._lock:
-            if self._free:
+        if not self._waiting:
+            try:
                 return self._free.pop()
-            if self._reject and self._full():
-                raise self._refusal()
-            ticket: _Waiting[T] = _Waiting(None)
-            self._waiting.append(ticket)
-        return self._wait(ticket)
+            except IndexError:
+                pass
+        ticket: _Waiting[T] = _Waiting(None)
+        try:
+            with self._lock:
+                if self._reject and not self._free and self._full():
+                    raise self._refusal()
+                self._waiting.append(ticket)
+                self._serve()
+            ticket.called.acquire()
+        except BaseException:  # KeyboardInterrupt
+            self._leave(ticket)
+            raise
+        assert ticket.item is not None
+        return ticket.item
 
-    def enqueue(self, ticket: Ticket[T]) -> None:
-        """Serve the ticket now if an item is free, else in its turn; blocks for room in the queue unless it rejects."""
+    def enqueue(self, ticket: Ticket[T]) -> bool:
+        """Serve the ticket now if an item is free, else in its turn; blocks for room in the queue unless it rejects.
+
+        False if the queue was closed: the ticket is not served then.
+        """
         with self._lock:
-            if not self._free and self._full():
+            if self._full() and not self._free:
                 if self._reject:
                     raise self._refusal()
-                self._room.wait_for(lambda: self._free or not self._full() or self._closed)
-            item = self._pop(ticket)
-            if item is None:
-                self._waiting.append(ticket)
-            else:
-                ticket.served(item)
-
-    def withdraw(self, ticket: Ticket[T]) -> bool:
-        """Take a ticket out of the queue; False if it is not there (any more)."""
-        with self._lock:
-            if ticket not in self._waiting:
+                self._blocked += 1
+                self._room.wait_for(lambda: not self._full() or self._closed)
+                self._blocked -= 1
+            if self._closed:
                 return False
-            self._waiting.remove(ticket)
-            self._room.notify()
-            return True
+            self._waiting.append(ticket)
+            self._serve()
+        return True
 
     def give(self, item: T) -> None:
         """Give an item back: to whoever waits longest for it, if any."""
-        with self._lock:
-            for position, ticket in enumerate(self._waiting):
-                if ticket.only is None or ticket.only is item:
-                    del self._waiting[position]
-                    ticket.served(item)
-                    break
-            else:
-                self._free.append(item)
-            self._room.notify()
+        self._free.append(item)
+        if self._waiting:
+            with self._lock:
+                self._serve()
 
     def take_all(self, items: Sequence[T] | None = None) -> None:
         """Take every one of `items` (None: of all), each as soon as it comes back; ended by `give_all`.
@@ -112,16 +116,13 @@ class Slots(Generic[T]):
                 for item in self.items if items is None else items:
                     ticket: _Waiting[T] = _Waiting(item)
                     tickets.append(ticket)
-                    if self._pop(ticket) is None:
-                        self._waiting.appendleft(ticket)
-                    else:
-                        ticket.served(item)
+                    self._waiting.appendleft(ticket)
+                self._serve()
             for ticket in tickets:
-                self._wait(ticket)
+                ticket.called.acquire()
         except BaseException:  # KeyboardInterrupt
             for ticket in tickets:
-                if not self.withdraw(ticket) and ticket.item is not None:
-                    self.give(ticket.item)
+                self._leave(ticket)
             self._exclusive.release()
             raise
 
@@ -132,7 +133,7 @@ class Slots(Generic[T]):
         self._exclusive.release()
 
     def close(self) -> list[Ticket[T]]:
-        """Let nobody block for room any more; returns the tickets that no thread waits on, which leave the queue."""
+        """Enqueue nothing any more; returns the tickets that no thread waits on, which leave the queue."""
         with self._lock:
             self._closed = True
             left = [ticket for ticket in self._waiting if not isinstance(ticket, _Waiting)]
@@ -141,26 +142,31 @@ class Slots(Generic[T]):
             self._room.notify_all()
         return left
 
-    def _wait(self, ticket: _Waiting[T]) -> T:
-        try:
-            ticket.called.acquire()
-        except BaseException:  # KeyboardInterrupt: leave the queue, or pass on what was handed over meanwhile
-            if not self.withdraw(ticket):
-                item, ticket.item = ticket.item, None
-                if item is not None:
-                    self.give(item)
-            raise
-        assert ticket.item is not None
-        return ticket.item
+    def _leave(self, ticket: _Waiting[T]) -> None:
+        """Take a ticket out of the queue, or pass on what it was given."""
+        with self._lock:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+        if ticket.item is not None:
+            self.give(ticket.item)
 
-    def _pop(self, ticket: Ticket[T]) -> T | None:
-        """A free item that suits the ticket."""
-        if ticket.only is None:
-            return self._free.pop() if self._free else None
-        if ticket.only in self._free:
-            self._free.remove(ticket.only)
-            return ticket.only
-        return None
+    def _serve(self) -> None:
+        """Match free items and tickets, the earliest first. Called with the lock held."""
+        for ticket in list(self._waiting):
+            if not self._free:
+                break
+            try:
+                if ticket.only is None:
+                    item = self._free.pop()
+                else:
+                    self._free.remove(ticket.only)
+                    item = ticket.only
+            except (IndexError, ValueError):  # not free, or taken this moment by who found nobody waiting
+                continue
+            self._waiting.remove(ticket)
+            ticket.served(item)
+        if self._blocked:
+            self._room.notify_all()
 
     def _full(self) -> bool:
         return self._limit is not None and len(self._waiting) >= self._limit

@@ -38,7 +38,10 @@ class Copies:
 
 
 class Signature:
-    """Names, dtypes and shapes of a feed of plain arrays. Compared by identity: a session keeps its latest one."""
+    """Names, dtypes and shapes of a feed of plain arrays.
+
+    Compared by identity: a session keeps its latest one for runs of all outputs, an IOBinding one for its own runs.
+    """
 
     __slots__ = ("_values",)
 
@@ -58,7 +61,10 @@ class Signature:
             return False
         for name, dtype, shape in self._values:
             value = feed.get(name)
-            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+            if type(value) is not np.ndarray or value.shape != shape:
+                return False
+            given = value.dtype
+            if given is not dtype and given != dtype:
                 return False
         return True
 
@@ -68,14 +74,14 @@ def _plain(value: Any) -> bool:
 
 
 class SteadyRun:
-    """A slot's last run of one signature and one set of targets in one generation, ready to be repeated.
+    """A slot's last run of one signature in one generation, ready to be repeated.
 
     It keeps no array of the caller's alive.
     """
 
     __slots__ = (
-        "signature", "generation", "words", "copies", "nbytes",
-        "_targets", "_copied", "_large", "_in_place", "_own", "_bells", "_lasts", "_results",
+        "signature", "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "_copies",
+        "_copied", "_large", "_in_place", "_own", "_bells", "_lasts", "_results",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +92,6 @@ class SteadyRun:
         feeds: Mapping[str, Any],
         inputs: Mapping[str, Array | None],
         words: Sequence[tuple[int, int]],
-        targets: Targets | None,
     ) -> None:
         """`inputs`: fed name -> the place it is copied to, None for one that is read where it lies. `words`: (edge,
         layout number) in the order in which they are published.
@@ -98,7 +103,6 @@ class SteadyRun:
         copied = {name: place for name, place in inputs.items() if place is not None}
         self.copies = len(copied)
         self.nbytes = sum(place.nbytes for place in copied.values())
-        self._targets = None if targets is None else weakref.ref(targets)
         self._copied = tuple(copied.items())
         self._large = tuple(name for name, place in copied.items() if place.nbytes > LARGE)
         self._in_place = tuple((name, weakref.ref(feeds[name])) for name, place in inputs.items() if place is None)
@@ -107,11 +111,13 @@ class SteadyRun:
         readers = {number: side.reader for number, side in generation.sides.items()}
         self._lasts = tuple((readers[b].words, readers[b].index(edge, slot)) for b, edge in generation.lasts)
         self._results: dict[str, tuple[memoryview, int, int, int, int, Array | None]] = {}
+        self.complete = False
+        """Whether `results` may be asked for: every output is copied from where it lay, or lies in its target."""
+        self._copies: list[Array] = []  # what is copied to be returned
+        self.returned_bytes = 0
 
-    def fits(self, feeds: Mapping[str, Any], targets: Targets | None) -> bool:
-        """True if a feed of this signature goes where the last one went, and so do the outputs."""
-        if targets is not (None if self._targets is None else self._targets()):
-            return False
+    def fits(self, feeds: Mapping[str, Any]) -> bool:
+        """True if a feed of this signature goes where the last one went."""
         for name, array in self._in_place:
             if array() is not feeds[name]:
                 return False
@@ -121,7 +127,7 @@ class SteadyRun:
     def start(self, feeds: Mapping[str, Any], run: int) -> None:
         """Copy the feed, publish, ring."""
         for name, place in self._copied:
-            np.copyto(place, feeds[name])
+            place[...] = feeds[name]
         base, words = run << 16, self.generation.board.words
         for index, number in self._own:
             words[index] = base | number
@@ -138,19 +144,52 @@ class SteadyRun:
             void = void or not word & 0xFFFF
         return void
 
-    def learn(self, slot: int) -> None:
-        """Remember where the results of the run that has just ended lie, those that are copied or in their targets."""
-        targets = None if self._targets is None else self._targets()
-        for name, (board, edge) in self.generation.outputs.items():
+    def learn(self, slot: int, wanted: Sequence[str], targets: Targets | None) -> None:
+        """Remember where the results of the run that has just ended lie, those that are copied or in their targets.
+
+        `wanted` and `targets` are those of every run of this signature.
+        """
+        outputs, reach = self.generation.outputs, self.generation.reach
+        for name in dict.fromkeys(wanted):
+            if name not in outputs:
+                continue
+            board, edge = outputs[name]
             reader = self.generation.sides[board].reader
             number = number_of(reader.word(edge, slot))
             layout = reader.layout(edge, slot, number)
             if layout.kind == TENSOR and layout.block is None:
-                there = None if targets is None or name not in targets.arrays else targets.arrays[name]
-                in_place = there is not None and self.generation.reach.find(there) == (layout.memory, layout.offset)
+                target = None if targets is None else targets.arrays.get(name)
+                in_place = target is not None and reach.find(target) == (layout.memory, layout.offset)
                 array = None if in_place else self.generation.result(board, layout)
                 at, version = reader.version_at(edge, slot, number)
                 self._results[name] = (reader.words, reader.index(edge, slot), number, at, version, array)
+        self.complete = list(self._results) == list(wanted)
+        self._copies = [known[5] for known in self._results.values() if known[5] is not None]
+        self.returned_bytes = sum(array.nbytes for array in self._copies)
+
+    @property
+    def returned_copies(self) -> int:
+        """How many results are copied."""
+        return len(self._copies)
+
+    def results(self, run: int, targets: Targets | None) -> list[Array] | None:
+        """All results, in order, copies or targets; None if one of them does not lie where it lay."""
+        base = run << 16
+        for words, index, number, at, version, _ in self._results.values():
+            if words[index] != base | number or words[at] != version:
+                return None
+        if targets is None:
+            return [array.copy() for array in self._copies]
+        returned = []
+        for name, known in self._results.items():
+            target, array = targets.arrays.get(name), known[5]
+            if target is None:
+                assert array is not None
+                target = array.copy()
+            elif array is not None:
+                np.copyto(target, array)
+            returned.append(target)
+        return returned
 
     def holds(self, name: str, run: int) -> bool:
         """True if a result lies where it lay."""

@@ -144,7 +144,7 @@ def test_after_an_interrupt_the_next_run_is_right_and_no_block_is_lost(
 def test_an_interrupted_take_all_takes_nothing() -> None:
     slots = Slots([1, 2])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        _interrupted(patch, Slots, "_wait", 2)
+        _interrupted(patch, Slots, "_serve", 1)
         slots.take_all()
     slots.take_all()
     slots.give_all()
