@@ -183,8 +183,7 @@ class IOBinding:
         """Take the outputs of a run, one per bound output."""
         self._results = []
         for (name, target), value in zip(self._bound.items(), values, strict=True):
-            declared = None if isinstance(value, np.ndarray) else self._outputs[name].dtype
-            self._results.append(OrtValue(value, declared) if target is None else target)
+            self._results.append(OrtValue.of(value, self._outputs[name].dtype) if target is None else target)
 
 
 def empty_for(

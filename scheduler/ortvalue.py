@@ -37,6 +37,11 @@ class OrtValue:
         self.value = value
         self.dtype = _type_of(value) if dtype is None else dtype
 
+    @classmethod
+    def of(cls, value: Any, declared: str) -> OrtValue:
+        """A result; `declared` is its type where it does not tell itself."""
+        return cls(value, None if isinstance(value, np.ndarray) else declared)
+
     # Making one -----------------------------------------------------------------------------------------------------
     @classmethod
     def ortvalue_from_numpy(

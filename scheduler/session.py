@@ -33,6 +33,7 @@ from outrider.scheduler.monitor import Worker
 from outrider.scheduler.nodearg import NodeArg
 from outrider.scheduler.options import RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
+from outrider.scheduler.ortvalue import OrtValue
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.replica import Replica, Slot
 from outrider.scheduler.report import PlacementReport
@@ -201,6 +202,18 @@ class InferenceSession:
         if not isinstance(binding, IOBinding) or binding.session is not self:
             raise invalid_option("binding", binding, "an IOBinding of this session")
         binding.finish(self._run(*binding.prepare()))
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
+        """`run`, with OrtValues returned."""
+        results = self.run(output_names, input_dict_ort_values, run_options)
+        declared = {value.name: value.dtype for value in self._loaded.outputs}
+        names = requested_outputs(output_names, self._outputs)
+        return [OrtValue.of(value, declared[name]) for name, value in zip(names, results, strict=True)]
 
     def empty(self, name: str, shape: Sequence[int]) -> Array:
         """A writable array of undefined contents for the input or output `name`, in memory shared with the workers.
