@@ -284,6 +284,7 @@ class LoadedSession:
                     any_ready = True
                     self._serve(lane, run)
                     group.served(position)
+                    position = 0  # those passed over may have waited for this lane, whose words no ring follows
                 else:
                     position += 1
         return any_ready

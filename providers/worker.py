@@ -157,22 +157,19 @@ class Worker:
 
     def loop(self) -> None:
         """Serve messages and runs until told to stop."""
-        inbox = self.control.inbox
+        inbox, bell = self.control.inbox, self.bell.fileno()
         while True:
-            busy = False
             while inbox:
-                busy = True
                 if not self.handle(inbox.popleft()):
                     return
-            if not self._poll() and not busy:
-                self.bell.wait()
+            self._poll()
+            # Whoever sends a message or publishes a word rings after it, so looking again before is for nothing.
+            os.read(bell, 8)
 
-    def _poll(self) -> bool:
+    def _poll(self) -> None:
         # Not in loop(): its variable would keep a session alive that has been unloaded.
-        busy = False
         for loaded in self.sessions.values():
-            busy |= loaded.poll()
-        return busy
+            loaded.poll()
 
     def handle(self, message: messages.Message) -> bool:
         """One message; False for Stop."""
@@ -219,7 +216,7 @@ class Worker:
                         reason = f"it does not accept {', '.join(foreign)}"
                         declines += [{"node": node, "reason": reason} for node in nodes]
                     else:
-                        claims.append({"nodes": nodes, "reference": answer.reference})
+                        claims.append({"nodes": nodes, "reference": answer.reference, "cost": answer.cost})
                 else:
                     declines.append({"node": self._index(known, answer.node), "reason": text_of(answer.reason)})
         except (Exception, SystemExit) as caught:  # a provider may raise anything in claim()

@@ -20,10 +20,12 @@ from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.monitor import Worker
+from outrider.scheduler.placement import Placer
 from outrider.scheduler.steady import Copies, SteadyRun
 from outrider.shm.board import run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
+from outrider.shm.spin import Spin
 
 FAILURE_SECONDS = 30.0  # between a void word and the message that explains it
 STORIES = 256  # of runs whose callers had left
@@ -52,6 +54,7 @@ class Slot:
     replica: Replica
     index: int
     bell: Doorbell
+    spin: Spin
     inputs: dict[str, Input] = field(default_factory=dict)
     admissions: dict[str, Admission] = field(default_factory=dict)  # by input
     pending: int = 0
@@ -68,9 +71,10 @@ class Replica:
     `death`: of a worker of the present generation; `ended`: there was one, or the fleet or session was closed.
     """
 
-    def __init__(self, deployer: Deployer, bells: Sequence[Doorbell]) -> None:
+    def __init__(self, placer: Placer, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
+        self.placer = placer
         self.deployer = deployer
-        self.slots = [Slot(self, index, bell) for index, bell in enumerate(bells)]
+        self.slots = [Slot(self, index, bell, Spin(spin_us)) for index, bell in enumerate(bells)]
         self.blueprint: Blueprint
         self.generation: Generation | None = None
         self.death: WorkerDiedError | None = None

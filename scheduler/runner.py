@@ -42,10 +42,9 @@ class Runner:
 
     def __init__(self, replicas: Sequence[Replica], queue_size: int | None = None, reject: bool = False) -> None:
         self.replicas = tuple(replicas)
-        # In turn, so that runs in flight are spread over the replicas.
-        rows = itertools.zip_longest(*(replica.slots for replica in replicas))
-        spread = [slot for row in rows for slot in row if slot is not None]
-        self.slots: Slots[Slot] = Slots(spread, queue_size, reject)
+        slots = [slot for replica in replicas for slot in replica.slots]
+        spread = (lambda slot: slot.replica) if len(replicas) > 1 else None  # runs in flight over the replicas
+        self.slots: Slots[Slot] = Slots(slots, queue_size, reject, spread)
         self._runs = itertools.count(1)
 
     def counters(self) -> Copies:
@@ -186,6 +185,9 @@ class Runner:
     def _wait_steadily(self, slot: Slot, steady: SteadyRun, run: int) -> bool:
         """`_wait`, with nothing to look up. Only for a run that nobody has waited for: its rings are still to come."""
         bell, replica = slot.bell.fileno(), slot.replica
+        void = slot.spin.until(lambda: steady.ended(run)) if slot.spin.wanted else None
+        if void is not None:
+            return void
         while True:
             os.read(bell, 8)
             void = steady.ended(run)

@@ -31,7 +31,7 @@ from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.nodearg import NodeArg
-from outrider.scheduler.options import RunOptions, SessionOptions, invalid_option, session_options
+from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
 from outrider.scheduler.placement import Placer, check_pins
@@ -41,6 +41,8 @@ from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
+from outrider.scheduler.strategy import replicas
+from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, run_timed, seconds_between
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
 
@@ -87,10 +89,10 @@ class InferenceSession:
                 shared.check_open()
                 fleet = shared
                 workers = fleet.select(providers, provider_options)
-                check_pins(loaded, chosen.pins, [worker.name for worker in workers])
+                check_pins(loaded, chosen, [worker.spec for worker in workers])
             else:
-                check_pins(loaded, chosen.pins, [spec.display for spec in specs])
-                fleet = Fleet._of(specs, chosen.start_deadline, threads)
+                check_pins(loaded, chosen, specs)
+                fleet = Fleet._of(specs, chosen.start_deadline, threads, chosen.strategy in AT_ONCE)
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:
@@ -98,30 +100,41 @@ class InferenceSession:
             self._fleet = fleet
             for worker in workers:
                 fleet.revive(worker)
-            bells: list[Doorbell] = []
-            self._resources.bells = bells
-            for _ in range(chosen.max_in_flight):
-                bells.append(Doorbell())
-            number = fleet.next_session()
-            deployer = Deployer(fleet, number, loaded.store.seal(), bells, chosen.load_deadline)
-            replica = Replica(deployer, bells)
-            runner = Runner([replica], chosen.queue_size, chosen.queue == "reject")
-            self._resources.asynchronous = AsyncRuns(runner.slots)
-            self._resources.runner = runner
             self._resources.workers = workers
-            fleet.monitor.listeners[number] = replica
-            self._placer = Placer(loaded, workers, deployer, chosen)
-            self._runner = runner
-            self._deploy(replica, self._placer.place())
+            self._runner = self._replicated(loaded, fleet, workers, chosen)
+            for replica in self._runner.replicas:
+                replica.placer.loaded = self._runner.replicas[0].placer.loaded  # calls are inlined once
+                self._deploy(replica, replica.placer.place())
         except BaseException as error:
             self._resources.hurry(type(error))
             self._finalizer()
             raise
-        self._loaded: LoadedModel = self._placer.loaded
+        self._loaded: LoadedModel = self._runner.replicas[0].placer.loaded
         self._inputs = tuple(self._loaded.inputs)
         self._signature: Signature | None = None
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
+
+    def _replicated(
+        self, loaded: LoadedModel, fleet: Fleet, workers: Sequence[Worker], chosen: SessionOptions
+    ) -> Runner:
+        """The session's replicas, with nothing loaded yet: one, or as many as the strategy makes of these workers."""
+        groups = replicas(workers, [worker.spec for worker in workers]) if chosen.strategy == "replicate" else [workers]
+        bells: list[Doorbell] = []
+        self._resources.bells = bells
+        for _ in range(max(chosen.max_in_flight, len(groups))):
+            bells.append(Doorbell())
+        made: list[Replica] = []
+        for number, group in enumerate(groups):
+            mine = bells[number :: len(groups)]
+            deployer = Deployer(fleet, fleet.next_session(), loaded.store.seal(), mine, chosen.load_deadline)
+            made.append(Replica(Placer(loaded, group, deployer, chosen), deployer, mine, chosen.spin_us))
+        runner = Runner(made, chosen.queue_size, chosen.queue == "reject")
+        self._resources.asynchronous = AsyncRuns(runner.slots)
+        self._resources.runner = runner
+        for replica in made:
+            fleet.monitor.listeners[replica.deployer.session] = replica
+        return runner
 
     def _deploy(self, replica: Replica, blueprint: Blueprint) -> None:
         """Load the plan and use it; plan again without what a provider refuses to compile."""
@@ -130,8 +143,8 @@ class InferenceSession:
             if not generation.refused:
                 replica.install(blueprint, generation)
                 return
-            self._placer.refuse(blueprint, generation.refused)
-            blueprint = self._placer.replan()
+            replica.placer.refuse(blueprint, generation.refused)
+            blueprint = replica.placer.replan()
 
     # Runs ----------------------------------------------------------------------------------------------------------
     def run(
@@ -316,6 +329,45 @@ class InferenceSession:
         assert isinstance(ref, TensorRef)
         return self._loaded.store.read(ref)
 
+    @limits_told()
+    def warmup(self, shapes: Any) -> None:
+        """Run the model on zeros of these shapes, in every slot, so that real runs find their programs bound.
+
+        `shapes`: input name -> shape, or a list of such dicts; inputs of static shape may be left out. With strategy
+        'cost' or 'pipeline' the partitions are timed too, and the model is placed anew if that gives a better plan.
+        Other runs wait meanwhile. Raises InvalidOptionError for what are no shapes, and the errors of `run`.
+        """
+        self._check_open()
+        feeds = made_feeds(self._inputs, self._loaded.defaults, shapes)
+        checked = [self._checked(None, feed) for feed in feeds]
+        with self._lock:
+            for replica in self._runner.replicas:
+                if replica.death is not None:
+                    self._reload(replica, replica.slots)
+            self._runner.slots.take_all()
+            try:
+                self._check_open()
+                run_everywhere(self._runner, checked, self._defaults)
+                self._learn(checked)
+            finally:
+                self._runner.slots.give_all()
+
+    def _learn(self, checked: Sequence[Checked]) -> None:
+        """Time the partitions, and place the model anew for what they took, while that changes anything."""
+        replica = self._runner.replicas[0]
+        if replica.placer.options.strategy not in WEIGHING:
+            return
+        for _ in range(LEARNINGS):
+            before = self.stats()["per_partition"]
+            run_timed(self._runner, checked, self._defaults)
+            took = seconds_between(before, self.stats()["per_partition"], replica.blueprint)
+            blueprint = replica.placer.learn(took)
+            plan, present = blueprint.plan, replica.blueprint.plan
+            if (plan.partitions, plan.units) == (present.partitions, present.units):
+                return
+            self._deploy(replica, blueprint)
+            run_everywhere(self._runner, checked, self._defaults)
+
     def _revive(self) -> None:
         """Start dead workers again and load what they had; the session is as good as new after it."""
         for replica in self._runner.replicas:
@@ -346,7 +398,7 @@ class InferenceSession:
         self._runner.slots.take_all(slots)
         try:
             self._check_open()
-            for worker in self._placer.workers:
+            for worker in replica.placer.workers:
                 self._fleet.revive(worker)
             self._deploy(replica, replica.blueprint)
         finally:
@@ -382,11 +434,11 @@ class InferenceSession:
 
     def get_providers(self) -> list[str]:
         """Names of the providers, in priority order."""
-        return [worker.name for worker in self._placer.workers]
+        return [worker.name for worker in self._resources.workers]
 
     def placement(self) -> PlacementReport:
         """Where each node runs and why."""
-        return placement_report(self._placer, self._runner.replicas[0].blueprint, self._fleet)
+        return placement_report(self._runner.replicas, self._resources.workers, self._fleet)
 
     def health(self) -> dict[str, dict[str, Any]]:
         """provider -> {state, incarnation, deaths, quarantined}."""
@@ -395,7 +447,7 @@ class InferenceSession:
     def stats(self) -> dict[str, Any]:
         """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}."""
         self._check_open()
-        return session_stats(self._placer, self._fleet, self._runner)
+        return session_stats(self._runner, self._resources.workers, self._fleet)
 
     def close(self) -> None:
         """Unload the model and, unless the fleet is shared, stop the workers. Results stay valid."""
@@ -422,9 +474,6 @@ class InferenceSession:
             reason="not built yet",
         )
 
-    def warmup(self, shapes: Any) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("warmup")
 
     def start_trace(self) -> NoReturn:
         """Raises UnsupportedOptionError."""

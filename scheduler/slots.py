@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from outrider.scheduler.errors import QueueFullError
@@ -44,13 +44,22 @@ class _Waiting(Ticket[T]):
 class Slots(Generic[T]):
     """A fixed set of items. Raises QueueFullError where a queue that rejects is full."""
 
-    def __init__(self, items: Sequence[T], limit: int | None = None, reject: bool = False) -> None:
+    def __init__(
+        self,
+        items: Sequence[T],
+        limit: int | None = None,
+        reject: bool = False,
+        group: Callable[[T], Hashable] | None = None,
+    ) -> None:
+        """`group`: what an item belongs to; items of the group with most of them free are taken first."""
         self.items = tuple(items)
+        self._group = group
         self._limit = limit
         self._reject = reject
         # The one used last is taken first: its places are bound and warm. Popped and appended without the lock where
         # nobody waits: who waits leaves its ticket first and then looks for a free item, who gives does the reverse.
         self._free = list(reversed(items))
+        self._pop = self._free.pop if group is None else self._pop_spread  # IndexError if nothing is free
         self._waiting: deque[Ticket[T]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -62,7 +71,7 @@ class Slots(Generic[T]):
         """The next free item, first come, first served."""
         if not self._waiting:
             try:
-                return self._free.pop()
+                return self._pop()
             except IndexError:
                 pass
         ticket: _Waiting[T] = _Waiting(None)
@@ -157,7 +166,7 @@ class Slots(Generic[T]):
                 break
             try:
                 if ticket.only is None:
-                    item = self._free.pop()
+                    item = self._pop()
                 else:
                     self._free.remove(ticket.only)
                     item = ticket.only
@@ -167,6 +176,22 @@ class Slots(Generic[T]):
             ticket.served(item)
         if self._blocked:
             self._room.notify_all()
+
+    def _pop_spread(self) -> T:
+        """A free item of the group with most of them; of these the one used last."""
+        group = self._group
+        assert group is not None
+        free = list(reversed(self._free))
+        count: dict[Hashable, int] = {}
+        for item in free:
+            count[group(item)] = count.get(group(item), 0) + 1
+        for item in sorted(free, key=lambda one: count[group(one)], reverse=True):
+            try:
+                self._free.remove(item)
+            except ValueError:  # taken meanwhile
+                continue
+            return item
+        return self._free.pop()
 
     def _full(self) -> bool:
         return self._limit is not None and len(self._waiting) >= self._limit

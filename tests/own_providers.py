@@ -426,3 +426,19 @@ class Gated(Provider):
             with open(self.log, "a") as file:
                 file.write(f"{float(inputs[0].flat[0])}\n")
         return [inputs[0].copy()]
+
+
+class Costly(Provider):
+    """Claims Relu, or `all`, and tells what that costs."""
+
+    def setup(self, context):
+        self.options = context.options
+
+    def claim(self, graph):
+        mine = [node for node in graph.nodes if self.options.get("all") or node.op_type == "Relu"]
+        return [Claim([node], cost=self.options["cost"]) for node in mine]
+
+    def compile(self, unit):
+        (node,) = unit.nodes
+        function = {"Relu": lambda x: numpy.maximum(x, 0), "Neg": numpy.negative}[node.op_type]
+        return lambda inputs: [function(inputs[0])]

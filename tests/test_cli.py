@@ -189,16 +189,6 @@ def test_inspect(folder, tmp_path):
     }  # fmt: skip
 
 
-def test_bench_measures_beside_a_baseline_and_leaves_nothing(folder):
-    code, out, err = call(folder, "bench", "hop", "--rounds", "1", "--json")
-    assert (code, err) == (0, "")
-    document = json.loads(out)
-    assert document["machine"]["cores"] >= 1
-    echo, *others = document["rows"]
-    assert echo["times_echo"] == 1 and len(others) == 7
-    assert all(0 < row["p50_us"] <= row["p99_us"] for row in document["rows"])
-
-
 def test_doctor(folder):
     code, out, err = call(folder, "doctor", "--json")
     assert (code, err) == (0, "")

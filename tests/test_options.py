@@ -86,8 +86,7 @@ def test_bad_value_is_named(kind, given):
 @pytest.mark.parametrize(
     ("kind", "given"),
     [
-        (SessionOptions, {"strategy": "cost"}), (SessionOptions, {"strategy": "pipeline"}),
-        (SessionOptions, {"strategy": "replicate"}), (SessionOptions, {"deadline": 1}),
+        (SessionOptions, {"deadline": 1}),
         (SessionOptions, {"partition_deadline": 0.5}), (SessionOptions, {"prefer": {"*": "cpu"}}),
         (SessionOptions, {"spares": 1}), (SessionOptions, {"config": {"ep.context_enable": "1"}}),
         (SessionOptions, {"config": {"ep.context_file_path": "x"}}),

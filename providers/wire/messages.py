@@ -67,7 +67,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """The answer. `claims`: [{nodes: [index], reference: bool}]; `declines`: [{node: index, reason}]."""
+    """The answer.
+
+    `claims`: [{nodes: [index], reference: bool, cost: seconds or None}]; `declines`: [{node: index, reason}].
+    """
 
     session: int
     round: int
