@@ -31,7 +31,7 @@ from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases, callers_half
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment, create_segment, read_only
-from outrider.shm.user import UserMemory, process_memory
+from outrider.shm.user import ProcessMemory, UserMemory, process_memory
 
 POOL_BLOCKS = 1024
 
@@ -72,6 +72,7 @@ class Generation:
     sides: dict[int, WorkerSide]  # by board
     inputs: dict[str, int]  # model input -> edge of board 0
     targets: dict[str, int]  # model output that only the caller gets -> the edge of board 0 that says where it wants it
+    user: ProcessMemory
     reach: Reach
     outputs: dict[str, tuple[int, int]]  # model output -> (board, edge)
     results: list[tuple[int, int]]  # every edge that may hold a block of an output pool
@@ -218,7 +219,6 @@ class Deployer:
         self.weights = weights  # weight segment -> descriptor
         self.slot_bells = slot_bells
         self.deadline = deadline
-        self.user = process_memory()
         self._generation = 0
         self._weight_ids: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, segment) -> descriptor id
 
@@ -269,6 +269,7 @@ class Deployer:
         segment = Segment(writable[0], writable=True)
         board = BoardWriter(segment, numbering.edges[0], slots, self._generation)
         places = Places(segment, board, numbering.edges[0], slots)
+        user = process_memory()
         sides: dict[int, WorkerSide] = {}
         waiting = []
         for one in used:
@@ -284,7 +285,7 @@ class Deployer:
             arrays = UserMemory(pool, callers_half(pool))
             sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, pool, leases, arrays)
             mine = [plan for number, plan in enumerate(plans) if numbering.board_of[number] == one]
-            load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools, released)
+            load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools, user, released)
             key = ("Loaded", self.session, self._generation)
             waiting.append((one, self.fleet.monitor.request(workers[one], load, key)))
         generation = Generation(
@@ -294,7 +295,8 @@ class Deployer:
             sides=sides,
             inputs=numbering.inputs,
             targets=numbering.targets,
-            reach=Reach({messages.USER_MEMORY: self.user.segment, **{one: side.pool for one, side in sides.items()}}),
+            user=user,
+            reach=Reach({messages.USER_MEMORY: user.segment, **{one: side.pool for one, side in sides.items()}}),
             outputs={
                 edge.value: numbering.values[edge.value][1:]
                 for edge in blueprint.edges
@@ -336,6 +338,7 @@ class Deployer:
         blueprint: Blueprint,
         writable: dict[int, int],
         pools: dict[int, int],
+        user: ProcessMemory,
         released: int,
     ) -> messages.Load:
         boards = sorted({0, own, *(entry["board"] for plan in mine for entry in plan.inputs)})
@@ -343,7 +346,7 @@ class Deployer:
         by_board = {one.index + 1: one for one in blueprint.workers}
         memories = {}  # a worker that reads model inputs reads them wherever they may lie
         if any(entry["board"] == 0 for plan in mine for entry in plan.inputs):
-            memories = {messages.USER_MEMORY: self.user.descriptor, **pools}
+            memories = {messages.USER_MEMORY: user.descriptor, **pools}
             del memories[own]  # which it has, and writes
         others = [writable[board] for board in boards if board != own]
         reopened = [read_only(fd) for fd in (*others, *memories.values())]
