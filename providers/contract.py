@@ -30,11 +30,12 @@ import numpy as np
 
 from outrider.providers.wire.errors import KernelError
 from outrider.providers.wire.graph import Graph, Node, Shape, TensorRef, Value
+from outrider.providers.wire.spans import Trace
 from outrider.shm.errors import OutriderError
 
 __all__ = [
     "Claim", "Context", "Decline", "Graph", "KernelError", "Node", "Program", "Provider", "ProviderContractError",
-    "ProviderUnavailableError", "ClaimBrokenError", "Run", "Shape", "TensorRef", "Unit", "Value",
+    "ProviderUnavailableError", "ClaimBrokenError", "Run", "Shape", "TensorRef", "Trace", "Unit", "Value",
 ]  # fmt: skip
 
 
@@ -77,12 +78,17 @@ class Decline:
 
 @dataclass(frozen=True)
 class Context:
-    """What `setup` is told. `device`: index, 0 where the kind has none. `threads`: how many CPU threads to use."""
+    """What `setup` is told. `device`: index, 0 where the kind has none. `threads`: how many CPU threads to use.
+
+    `trace`: for a provider that wants its own steps in traces: while `trace.on`, tell them by `trace.span(name, start,
+    end, op, nbytes)`.
+    """
 
     options: Mapping[str, Any]
     device: int
     threads: int
     logger: logging.Logger
+    trace: Trace = field(default_factory=Trace)
 
 
 @dataclass(frozen=True)

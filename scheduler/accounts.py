@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire.failures import first_names
-from outrider.providers.wire.graph import Graph, TensorRef
+from outrider.providers.wire.graph import Graph, Node, TensorRef
 from outrider.scheduler.costs import value_bytes
 from outrider.scheduler.deploy import Blueprint, UnitGraphs
 from outrider.scheduler.fleet import Fleet
@@ -162,11 +163,18 @@ def session_stats(runner: Runner, workers: Sequence[Worker], fleet: Fleet) -> di
             allocated += replica.generation.places.allocated_bytes
     numbers = [str(replica.deployer.session) for replica in runner.replicas]
     providers: dict[str, Any] = {}
+    served: dict[tuple[str, int], list[float]] = {}  # (session number, partition) -> [runs, seconds]
+    operators: dict[str, list[float]] = {}
     for worker in workers:
         told = fleet.stats_of(worker)
         mine: dict[str, int] = {}
         for number in numbers:
-            for name, value in told.get("sessions", {}).get(number, {}).items():
+            counters = dict(told.get("sessions", {}).get(number, {}))
+            served.update(((number, partition), totals) for partition, *totals in counters.pop("partitions", []))
+            for operator, totals in counters.pop("operators", {}).items():
+                before = operators.get(operator, [0, 0])
+                operators[operator] = [before[0] + totals[0], before[1] + totals[1]]
+            for name, value in counters.items():
                 mine[name] = mine.get(name, 0) + value
         copies += mine.get("copies", 0)
         copied += mine.get("copied_bytes", 0)
@@ -181,7 +189,38 @@ def session_stats(runner: Runner, workers: Sequence[Worker], fleet: Fleet) -> di
         "reference_nodes": sum(one.reference for one in _nodes(first)),
         "partitions": partitions,
         "providers": providers,
+        "per_partition": [one for replica in runner.replicas for one in _per_partition(replica, served)],
+        "per_operator": _per_operator(first.blueprint.graph, operators),
     }
+
+
+def _per_partition(replica: Replica, served: Mapping[tuple[str, int], Sequence[float]]) -> list[dict[str, Any]]:
+    """Of each partition what it is, how many runs its worker has served, and how many seconds they took there."""
+    blueprint = replica.blueprint
+    made = []
+    for number, partition in enumerate(blueprint.plan.partitions):
+        runs, seconds = served.get((str(replica.deployer.session), number), (0, 0))
+        nodes = sum(len(blueprint.plan.units[unit].nodes) for unit in partition.units)
+        provider = blueprint.workers[partition.provider].name
+        made.append({"partition": number, "provider": provider, "nodes": nodes, "runs": runs, "seconds": seconds})
+    return made
+
+
+def _per_operator(graph: Graph, operators: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """`operators`: 'domain::op' -> (executions, seconds), of what was traced."""
+    nodes = Counter(node.label for node in _every_node(graph))
+    return {
+        operator: {"nodes": nodes[operator], "runs": runs, "seconds": seconds}
+        for operator, (runs, seconds) in sorted(operators.items())
+    }
+
+
+def _every_node(graph: Graph) -> Iterator[Node]:
+    """Those of bodies too."""
+    for node in graph.nodes:
+        yield node
+        for _, body in node.bodies():
+            yield from _every_node(body)
 
 
 def _weights(graph: Graph) -> dict[str, int]:

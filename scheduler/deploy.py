@@ -9,6 +9,7 @@ A generation is made whole and dropped whole: when a worker has died, the next r
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +19,16 @@ import numpy as np
 
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
-from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
+from outrider.providers.wire.dtypes import BY_NUMBER, is_tensor, numpy_dtype, storage_bytes
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
+from outrider.providers.wire.spans import Recorder
+from outrider.scheduler.arena import share_buffers
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.inplace import Reach
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
+from outrider.scheduler.trace import spanned
 from outrider.scheduler.waves import own_before
 from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
@@ -34,6 +38,7 @@ from outrider.shm.segment import Segment, create_segment, read_only
 from outrider.shm.user import ProcessMemory, UserMemory, process_memory
 
 POOL_BLOCKS = 1024
+UNKNOWN_DIM = 64
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,8 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
     plan = blueprint.plan
     crossing = {edge.value: edge for edge in blueprint.edges if edge.producer != CALLER}
     graphs = UnitGraphs(blueprint.graph)
+    sizes = {value: _expected_bytes(graphs.values[value]) for value in numbering.values}
+    buffers = share_buffers(plan, blueprint.interfaces, blueprint.edges, sizes)
     after = own_before(
         [partition.provider for partition in plan.partitions],
         [(edge.producer, consumer) for edge in crossing.values() for consumer in edge.consumers],
@@ -136,7 +143,7 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
     for number, partition in enumerate(plan.partitions):
         own = [blueprint.interfaces[unit] for unit in partition.units]
         inside = {value for unit in own for value in unit.outputs}
-        read = list(dict.fromkeys(value for unit in own for value in unit.inputs))
+        read = dict.fromkeys(value for unit in own for value in unit.inputs)
         inputs = [_source(numbering, value) for value in read if value not in inside]
         outputs: list[dict[str, Any]] = []
         waiting: set[int] = set()
@@ -147,9 +154,11 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
                 {
                     "name": value,
                     "edge": numbering.values[value][2],
+                    "buffer": buffers[value],
                     "result": alone,
                     "target": numbering.target(value) if alone else -1,
                     "published": edge is not None,
+                    "inside": value in read,
                 }
             )
             waiting.update(edge.consumers if edge is not None else ())
@@ -174,6 +183,13 @@ def _source(numbering: _Numbering, value: str) -> dict[str, Any]:
         _, board, edge = numbering.values[value]
         return {"name": value, "board": board, "edge": edge}
     return {"name": value, "board": 0, "edge": numbering.inputs[value]}
+
+
+def _expected_bytes(value: Value) -> int:
+    """Bytes of a value, to compare with others: dimensions that are not known count as `UNKNOWN_DIM`."""
+    if value.shape is None or not is_tensor(value.dtype) or value.dtype == "string":
+        return 0
+    return storage_bytes(value.dtype, math.prod(dim if isinstance(dim, int) else UNKNOWN_DIM for dim in value.shape))
 
 
 class UnitGraphs:
@@ -219,6 +235,7 @@ class Deployer:
         self.weights = weights  # weight segment -> descriptor
         self.slot_bells = slot_bells
         self.deadline = deadline
+        self.recorder: Recorder | None = None  # of the session's trace
         self._generation = 0
         self._weight_ids: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, segment) -> descriptor id
 
@@ -232,6 +249,7 @@ class Deployer:
             ids[segment] = self._weight_ids[key]
         return ids
 
+    @spanned("deploy")
     def deploy(self, blueprint: Blueprint) -> Generation:
         """Load the plan everywhere. `refused` names units that did not compile; such a generation must not run.
 

@@ -204,6 +204,11 @@ class Fleet:
             return {}
         return data
 
+    def ask_for_spans(self, worker: Worker, session: int, on: bool) -> concurrent.futures.Future[messages.TraceData]:
+        """Have a worker begin (`on`) or end to trace a session; the next part of its spans comes as the answer."""
+        number = next(self._numbers)
+        return self._monitor.request(worker, messages.TraceRequest(number, session, on), ("TraceData", number))
+
 
 def computes(spec: ProviderSpec) -> bool:
     """Whether the worker takes part in sharing out the cores: all but `null`, which computes nothing."""

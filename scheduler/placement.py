@@ -18,6 +18,7 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_from_plain, first_names
 from outrider.providers.wire.graph import Graph, Node, Value
 from outrider.providers.wire.pack import pack_graph
+from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning
 from outrider.scheduler.costs import Costs, estimate, measured
@@ -37,6 +38,7 @@ from outrider.scheduler.monitor import Worker
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
 from outrider.scheduler.strategy import Decision, Question, decide, teams
+from outrider.scheduler.trace import spanned
 
 NOT_CLAIMED = "not claimed"
 
@@ -198,6 +200,11 @@ class Placer:
         self._last: tuple[tuple[Any, ...], planning.Plan] | None = None
 
     @property
+    def recorder(self) -> Recorder | None:
+        """Where spans go while the session is traced."""
+        return self.deployer.recorder
+
+    @property
     def graph(self) -> Graph:
         """The model as it is placed: function calls that nobody claimed are inlined."""
         return self.loaded.graph
@@ -284,6 +291,7 @@ class Placer:
             self.answers.refuse(placed.provider, nodes, reason)
 
     # Asking --------------------------------------------------------------------------------------------------------
+    @spanned("claim")
     def _ask(self, graph: Graph) -> None:
         self._rounds += 1
         packed = pack_graph(graph)
@@ -320,6 +328,7 @@ class Placer:
         )
 
     # Planning ------------------------------------------------------------------------------------------------------
+    @spanned("plan")
     def _planned(self, assignment: Mapping[int, int]) -> planning.Plan:
         """The plan of the answers so far; the last one again when nothing that it depends on has changed."""
         depends = (self.graph, len(self.answers.claims), len(self.answers.refused), dict(assignment))

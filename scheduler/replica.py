@@ -39,7 +39,6 @@ class Input:
     shape: tuple[int, ...]
     array: np.ndarray[Any, Any] | None
     number: int
-    epoch: int
     default: bool  # it holds the model's own initializer
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from outrider.providers.wire import messages, values
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
+from outrider.providers.wire.spans import Recorder
 from outrider.scheduler.deploy import Generation
 from outrider.scheduler.inplace import Admission, Array, Targets, check_target, disjoint
 from outrider.scheduler.replica import Input, Replica, Slot
@@ -45,6 +46,7 @@ class Runner:
         slots = [slot for replica in replicas for slot in replica.slots]
         spread = (lambda slot: slot.replica) if len(replicas) > 1 else None  # runs in flight over the replicas
         self.slots: Slots[Slot] = Slots(slots, queue_size, reject, spread)
+        self.recorder: Recorder | None = None  # of the session's trace
         self._runs = itertools.count(1)
 
     def counters(self) -> Copies:
@@ -119,7 +121,13 @@ class Runner:
             slot.counters.add(steady.returned_bytes, steady.returned_copies)
         return results
 
-    def finish(self, slot: Slot, run: int, wanted: Sequence[str], signature: Signature | None) -> dict[str, Any]:
+    def wait(self, slot: Slot, run: int) -> None:
+        """Wait for a run that has begun, to `finish` it later as `waited`. Raises what a wait can raise there."""
+        self._wait(slot, run)
+
+    def finish(
+        self, slot: Slot, run: int, wanted: Sequence[str], signature: Signature | None, waited: bool = False
+    ) -> dict[str, Any]:
         """Wait for a run that has begun; those model outputs of `wanted` that workers make, by name.
 
         Outputs with a target are written there. Raises, beside the errors of the run, DtypeMismatchError and
@@ -129,7 +137,7 @@ class Runner:
         generation = replica.generation
         assert generation is not None
         steady = slot.steady
-        waited = steady is not None and steady.complete  # in `finish_steadily`
+        waited = waited or (steady is not None and steady.complete)  # in `finish_steadily`
         failed = self._wait(slot, run) if waited or steady is None else self._wait_steadily(slot, steady, run)
         slot.pending = 0
         if failed:
@@ -231,6 +239,7 @@ class Runner:
         default = name not in feeds
         value = defaults[name] if default else feeds[name]
         if value is None:
+            slot.inputs.pop(name, None)
             return places.nothing(edge, slot.index)
         if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
             slot.inputs.pop(name, None)
@@ -246,19 +255,13 @@ class Runner:
         there = None if default or not value.nbytes else generation.reach.find(value)
         if there is not None and slot.admissions.setdefault(name, Admission()).admits(there):
             number = places.elsewhere(edge, slot.index, code, value.dtype, value.shape, *there)
-            slot.inputs[name] = Input(value.dtype, value.shape, None, number, places.epoch, False)
+            slot.inputs[name] = Input(value.dtype, value.shape, None, number, False)
             spans.append((*there, value.nbytes))
             return number
         held = slot.inputs.get(name)
-        if (
-            held is None
-            or held.array is None
-            or held.shape != value.shape
-            or held.dtype != value.dtype
-            or held.epoch != places.epoch
-        ):
+        if held is None or held.array is None or held.shape != value.shape or held.dtype != value.dtype:
             array, number = places.tensor(edge, slot.index, code, value.dtype, value.shape, name)
-            held = slot.inputs[name] = Input(value.dtype, value.shape, array, number, places.epoch, False)
+            held = slot.inputs[name] = Input(value.dtype, value.shape, array, number, False)
         if not (default and held.default):
             assert held.array is not None
             np.copyto(held.array, value)

@@ -14,6 +14,7 @@ import numpy as np
 
 from outrider.providers.wire.dtypes import onnx_name
 from outrider.providers.wire.graph import TensorRef
+from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
 from outrider.scheduler.deploy import Blueprint, Deployer
@@ -42,7 +43,8 @@ from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
 from outrider.scheduler.strategy import replicas
-from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, run_timed, seconds_between
+from outrider.scheduler.trace import Tracing, run_traced
+from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, timed_partitions
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
 
@@ -78,12 +80,15 @@ class InferenceSession:
         shared: Fleet | None = chosen.fleet
         specs = [] if shared is not None else parse_providers(providers, provider_options)
         self._resources = _Resources()
+        tracing = self._resources.tracing
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._pid = os.getpid()
         self._forks = forks()
         self._lock = threading.Lock()
         try:
-            loaded = load_model(model, chosen.base_dir)
+            with timed(tracing.recorder, "load", "model") as told:
+                loaded = load_model(model, chosen.base_dir)
+                told["nodes"] = len(loaded.graph.nodes)
             self._resources.loaded = loaded
             if shared is not None:
                 shared.check_open()
@@ -92,7 +97,8 @@ class InferenceSession:
                 check_pins(loaded, chosen, [worker.spec for worker in workers])
             else:
                 check_pins(loaded, chosen, specs)
-                fleet = Fleet._of(specs, chosen.start_deadline, threads, chosen.strategy in AT_ONCE)
+                with timed(tracing.recorder, "start", "workers"):
+                    fleet = Fleet._of(specs, chosen.start_deadline, threads, chosen.strategy in AT_ONCE)
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:
@@ -128,10 +134,12 @@ class InferenceSession:
         for number, group in enumerate(groups):
             mine = bells[number :: len(groups)]
             deployer = Deployer(fleet, fleet.next_session(), loaded.store.seal(), mine, chosen.load_deadline)
+            self._resources.tracing.watch(deployer, group)
             made.append(Replica(Placer(loaded, group, deployer, chosen), deployer, mine, chosen.spin_us))
         runner = Runner(made, chosen.queue_size, chosen.queue == "reject")
         self._resources.asynchronous = AsyncRuns(runner.slots)
         self._resources.runner = runner
+        self._resources.tracing.use(runner)
         for replica in made:
             fleet.monitor.listeners[replica.deployer.session] = replica
         return runner
@@ -142,6 +150,7 @@ class InferenceSession:
             generation = replica.deployer.deploy(blueprint)
             if not generation.refused:
                 replica.install(blueprint, generation)
+                self._resources.tracing.installed(replica)
                 return
             replica.placer.refuse(blueprint, generation.refused)
             blueprint = replica.placer.replan()
@@ -262,7 +271,12 @@ class InferenceSession:
     ) -> list[Any]:
         """One run in the next free slot."""
         self._revive()
-        slot = self._runner.slots.take()
+        recorder = self._runner.recorder
+        if recorder is None:
+            slot = self._runner.slots.take()
+        else:
+            with recorder.timed("wait", "slot"):
+                slot = self._runner.slots.take()
         try:
             return self._run_in(slot, feeds, wanted, signature, targets)
         finally:
@@ -278,11 +292,15 @@ class InferenceSession:
     ) -> list[Any]:
         """One run in a slot that the caller has taken. `targets`: of outputs in `wanted`, which names each once."""
         passed = {} if targets is None else self._passed_on(targets, feeds)
-        run = self._runner.begin(slot, feeds, self._defaults, signature, targets)
-        ordered = self._runner.finish_steadily(slot, run)
-        if ordered is not None:
-            return ordered
-        results = self._runner.finish(slot, run, wanted, signature)
+        runner, recorder = self._runner, self._runner.recorder
+        if recorder is None:
+            run = runner.begin(slot, feeds, self._defaults, signature, targets)
+            ordered = runner.finish_steadily(slot, run)
+            if ordered is not None:
+                return ordered
+            results = runner.finish(slot, run, wanted, signature)
+        else:
+            results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature, targets)
         for name, (target, value) in passed.items():
             np.copyto(target, value)
             slot.counters.add(target.nbytes)
@@ -355,12 +373,10 @@ class InferenceSession:
     def _learn(self, checked: Sequence[Checked]) -> None:
         """Time the partitions, and place the model anew for what they took, while that changes anything."""
         replica = self._runner.replicas[0]
-        if replica.placer.options.strategy not in WEIGHING:
+        if not checked or replica.placer.options.strategy not in WEIGHING:
             return
         for _ in range(LEARNINGS):
-            before = self.stats()["per_partition"]
-            run_timed(self._runner, checked, self._defaults)
-            took = seconds_between(before, self.stats()["per_partition"], replica.blueprint)
+            took = timed_partitions(self._runner, checked, self._defaults, lambda: self.stats()["per_partition"])
             blueprint = replica.placer.learn(took)
             plan, present = blueprint.plan, replica.blueprint.plan
             if (plan.partitions, plan.units) == (present.partitions, present.units):
@@ -400,6 +416,7 @@ class InferenceSession:
             self._check_open()
             for worker in replica.placer.workers:
                 self._fleet.revive(worker)
+            self._resources.tracing.watch(replica.deployer, replica.placer.workers)
             self._deploy(replica, replica.blueprint)
         finally:
             self._runner.slots.give_all(slots)
@@ -445,9 +462,29 @@ class InferenceSession:
         return self._fleet.health()
 
     def stats(self) -> dict[str, Any]:
-        """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}."""
+        """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
+
+        - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there;
+        - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on.
+        """
         self._check_open()
         return session_stats(self._runner, self._resources.workers, self._fleet)
+
+    def start_trace(self) -> None:
+        """Record from now on what this process and the workers do for this session. Raises TraceError if that is on.
+
+        A trace that OUTRIDER_TRACE has begun goes on, and belongs to `stop_trace` then.
+        """
+        self._check_open()
+        self._resources.tracing.start()
+
+    def stop_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded to `path`, whole or not at all: a file for ui.perfetto.dev or chrome://tracing.
+
+        Raises TraceError when no trace is on, or the file cannot be written; the trace is kept then.
+        """
+        self._check_open()
+        self._resources.tracing.stop(path)
 
     def close(self) -> None:
         """Unload the model and, unless the fleet is shared, stop the workers. Results stay valid."""
@@ -474,15 +511,6 @@ class InferenceSession:
             reason="not built yet",
         )
 
-
-    def start_trace(self) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("start_trace")
-
-    def stop_trace(self, path: str | os.PathLike[str]) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("stop_trace")
-
     def restart(self, provider: str) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("restart")
@@ -496,6 +524,7 @@ class _Resources:
         self.closed = False
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
+        self.tracing = Tracing()
         self.asynchronous: AsyncRuns
         self.runner: Runner | None = None
         self.workers: Sequence[Worker] = ()
@@ -526,6 +555,7 @@ class _Resources:
                 for replica in self.runner.replicas:
                     replica.deployer.fleet.monitor.listeners.pop(replica.deployer.session, None)
                     replica.on_closed()
+            last_first.callback(self.tracing.close)
 
     def _leave(self, runner: Runner) -> None:
         runner.slots.take_all()  # callers have left

@@ -3,24 +3,25 @@ took, for strategies that weigh costs."""
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.graph import Value
-from outrider.scheduler.deploy import Blueprint
 from outrider.scheduler.nodearg import split_type
 from outrider.scheduler.options import invalid_option
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.steady import Signature
 
-TIMED = 5  # runs of each feed that are timed
+TIMED = 5  # runs of each feed, of which the shortest counts
 LEARNINGS = 2  # times that a plan is made anew from what was measured
 
 Checked = tuple[Mapping[str, Any], Sequence[str], Signature | None]  # feed, outputs, signature
+PerPartition = Sequence[Mapping[str, Any]]
 
 
 def made_feeds(inputs: Sequence[Value], overridable: Collection[str], shapes: Any) -> list[dict[str, Any]]:
@@ -72,23 +73,29 @@ def run_everywhere(runner: Runner, feeds: Iterable[Checked], defaults: Mapping[s
             runner.finish(slot, run, wanted, signature)
 
 
-def run_timed(runner: Runner, feeds: Iterable[Checked], defaults: Mapping[str, Any]) -> None:
-    """Run each feed some times, one run after the other, so that nothing disturbs its times."""
-    slot = runner.slots.items[0]
+def timed_partitions(
+    runner: Runner, feeds: Sequence[Checked], defaults: Mapping[str, Any], counters: Callable[[], PerPartition]
+) -> list[tuple[list[int], float]]:
+    """Nodes (positions) of each partition of the first replica, and the seconds that it takes in a run.
+
+    Each feed runs TIMED times, one run after the other, and the shortest time counts; feeds count alike. `counters`
+    gives `stats()["per_partition"]`. The caller has taken all slots.
+    """
+    replica = runner.replicas[0]
+    plan = replica.blueprint.plan
+    slot = replica.slots[0]
+    seconds = [0.0] * len(plan.partitions)
     for feed, wanted, signature in feeds:
+        shortest = [math.inf] * len(plan.partitions)
+        before = counters()
         for _ in range(TIMED):
             runner.finish(slot, runner.begin(slot, feed, defaults, signature), wanted, signature)
-
-
-def seconds_between(
-    before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], blueprint: Blueprint
-) -> list[tuple[list[int], float]]:
-    """Nodes (positions) of each partition that ran between two `stats()["per_partition"]`, and its seconds per run."""
-    found = []
-    for early, late in zip(before, after, strict=True):
-        runs = late["runs"] - early["runs"]
-        if runs > 0:
-            units = blueprint.plan.partitions[late["partition"]].units
-            nodes = [node for unit in units for node in blueprint.plan.units[unit].nodes]
-            found.append((nodes, (late["seconds"] - early["seconds"]) / runs))
-    return found
+            after = counters()
+            for number, (early, late) in enumerate(zip(before, after, strict=True)):
+                if late["runs"] > early["runs"]:
+                    shortest[number] = min(shortest[number], late["seconds"] - early["seconds"])
+            before = after
+        seconds = [sum(pair) for pair in zip(seconds, shortest, strict=True)]
+    nodes = [[node for unit in one.units for node in plan.units[unit].nodes] for one in plan.partitions]
+    timed = zip(nodes, seconds, strict=True)
+    return [(some, total / len(feeds)) for some, total in timed if total < math.inf]

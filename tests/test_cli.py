@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,23 @@ def test_run_differs(folder):
     document = json.loads(out)
     assert document["agrees"] is True
     assert document["expected"] == {"y": None}
+
+
+def test_run_writes_a_trace(folder, tmp_path):
+    traced = tmp_path / "trace.json"
+    for _ in range(2):  # the second replaces the first
+        code, out, err = call(folder, "run", "model.onnx", "--trace", traced)
+        assert (code, err) == (0, "") and f"trace written to {traced}" in out
+    kinds = {event.get("cat") for event in json.loads(traced.read_text())["traceEvents"]}
+    assert kinds >= {"load", "claim", "plan", "run", "partition", "step"}
+    assert os.listdir(tmp_path) == ["trace.json"]
+    fails = ["--providers", "mine.py:Fails,cpu", "--trace", tmp_path / "failed.json"]
+    assert call(folder, "run", "model.onnx", *fails)[0] == 3
+    assert "KernelError" in (tmp_path / "failed.json").read_text()
+    code, _, err = call(folder, "run", "model.onnx", "--trace", tmp_path / "nowhere" / "trace.json")
+    assert code == 2 and "there is no folder" in err
+    code, _, err = call(folder, "run", "model.onnx", "--trace", "model.onnx")
+    assert code == 2 and "--trace" in err
 
 
 def test_run_json_and_save(folder, tmp_path):

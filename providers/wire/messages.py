@@ -1,7 +1,7 @@
 """The message catalogue of the control plane: each message declared once, checked when packed and when unpacked.
 
-    coordinator -> worker    Claim  Load  Unload  StatsRequest  Stop
-    worker -> coordinator    Hello  StartFailed  Claims  Loaded  Unloaded  Failed  Stats
+    coordinator -> worker    Claim  Load  Unload  StatsRequest  TraceRequest  Stop
+    worker -> coordinator    Hello  StartFailed  Claims  Loaded  Unloaded  Failed  Stats  TraceData
 
 A message travels as one msgpack map: its fields plus `type` and `protocol`. A worker runs third-party native code and
 is not trusted in form: an unknown type, a missing or surplus field or a wrong type is a `WireError` on either side.
@@ -84,11 +84,11 @@ class Load:
     """Compile these partitions and take part in runs.
 
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
-    coordinator. `own` is this worker's board. `memories`: [{memory, segment (descriptor id)}]: what layouts of board 0
-    may name beside its own segment: USER_MEMORY, and as memory n the output pool of board n. `pool`: descriptor id of
-    this worker's output pool, whose release words start at word `pool_words` of the coordinator's segment. `bells`:
-    descriptor ids of the workers' doorbells by board; `slot_bells`: those of the run slots. `partitions`: see
-    `PartitionPlan`.
+    coordinator, whose edge START starts each run. `own` is this worker's board. `memories`: [{memory, segment
+    (descriptor id)}]: what layouts of board 0 may name beside its own segment: USER_MEMORY, and as memory n the output
+    pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start at word `pool_words`
+    of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board; `slot_bells`: those of the
+    run slots. `partitions`: see `PartitionPlan`.
     """
 
     session: int
@@ -112,9 +112,10 @@ class Load:
 class PartitionPlan:
     """One partition inside `Load`.
 
-    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, result, target, published}] on the worker's own board,
-    `result` for those that go to the caller only, `target` the edge of board 0 that says where the caller wants such a
-    one (-1 for others), `published` for those that leave the partition; `units`: [{graph, constants}]
+    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, buffer, result, target, published, inside}] on the
+    worker's own board: edges of one `buffer` are never needed at the same time; `result` for those that go to the
+    caller only, `target` the edge of board 0 that says where the caller wants such a one (-1 for others), `published`
+    for those that leave the partition, `inside` for those that another unit of it reads; `units`: [{graph, constants}]
     with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge whose word says
     that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the last partition
     of the same worker that this one waits for, directly or through others, -1 for none.
@@ -181,12 +182,50 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class TraceRequest:
+    """`on`: trace this session from now on, from nothing; else stop, and send the next part of what was recorded."""
+
+    request: int
+    session: int
+    on: bool
+
+
+@dataclass(frozen=True)
+class TraceData:
+    """The answer: none of the spans when tracing begins, else about 1 MB of them, oldest first (`spans.plain_span`).
+
+    `left`: how many are still there, to be asked for. `threads`: those that recorded, by number. `dropped`: spans for
+    which there was no room. `ended`: the session was not traced here.
+    """
+
+    request: int
+    spans: list[Any]
+    left: int
+    threads: dict[int, str]
+    dropped: int
+    ended: bool
+
+
+@dataclass(frozen=True)
 class Stop:
     """Close the provider and exit."""
 
 
 Message = (
-    Hello | StartFailed | Claim | Claims | Load | Loaded | Unload | Unloaded | Failed | StatsRequest | Stats | Stop
+    Hello
+    | StartFailed
+    | Claim
+    | Claims
+    | Load
+    | Loaded
+    | Unload
+    | Unloaded
+    | Failed
+    | StatsRequest
+    | Stats
+    | TraceRequest
+    | TraceData
+    | Stop
 )
 CATALOGUE: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 _HINTS: dict[type[Any], dict[str, Any]] = {}

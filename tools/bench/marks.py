@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-RUNG, WOKEN, CALLED, RETURNED = "words written", "woken", "called", "returned"
+RUNG = "ready to ring"
+WOKEN, CALLED, RETURNED = "woken", "called", "returned"
 
 
 @dataclass(frozen=True)
@@ -28,16 +30,15 @@ class Point:
     after: str | None = None
 
 
-_SHARED = (Point("outrider.shm.doorbell:Doorbell.wait", after=WOKEN),)
+_SHARED = (Point("os:read", after=WOKEN),)
 CALLER_POINTS = (
     *_SHARED,
     Point("outrider.scheduler.steady:Signature.fits", "session found open", "feed checked"),
     Point("outrider.scheduler.slots:Slots.take", after="slot taken"),
     Point("outrider.scheduler.steady:SteadyRun.start", "run begun"),
-    Point("numpy:copyto", after="input copied"),
     Point("os:eventfd_write", RUNG, "rung"),
     Point("outrider.scheduler.steady:SteadyRun.ended", after="words read"),
-    Point("outrider.scheduler.steady:SteadyRun.result", after="result copied"),
+    Point("outrider.scheduler.steady:SteadyRun.results", after="results copied"),
     Point("outrider.scheduler.slots:Slots.give", "run ended", "slot given back"),
 )
 WORKER_POINTS = (
@@ -48,11 +49,12 @@ WORKER_POINTS = (
 
 
 class Marks:
-    """The marks of this process, in order of time."""
+    """The marks of one thread, that which made this object, in order of time."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._times: list[int] = []
+        self._thread = threading.get_ident()
         self._wrapped: list[tuple[Any, str, Callable[..., Any]]] = []
 
     def set(self, name: str) -> None:
@@ -84,6 +86,8 @@ class Marks:
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return function(*args, **keywords)
             if before is not None:
                 self.set(before)
             result = function(*args, **keywords)
