@@ -161,6 +161,7 @@ class LoadedSession:
         self.provider_name = provider_name
         self.counters = Counters()
         self.refused: list[dict[str, Any]] = []
+        self.spin_us = message.spin_us
         self._send = send
         self._trace = trace
         self._recorder = trace.recorder
@@ -260,6 +261,10 @@ class LoadedSession:
         """Run every lane that is ready. What becomes ready by others' words is told by a ring."""
         serve_ready(self._groups, self._serve if self._recorder is None else self._serve_traced)
 
+    def ready(self) -> bool:
+        """Whether `poll` would run something."""
+        return any(lane.ready() for group in self._groups for lane in group.waiting)
+
     def trace_into(self, recorder: Recorder | None) -> None:
         """Trace runs from now on, or no more."""
         self._recorder = recorder
@@ -289,10 +294,11 @@ class LoadedSession:
             number = lane.partition.number
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
-        lane.runs += 1
-        lane.seconds += monotonic() - begun
+        ended = monotonic()
         for bell in lane.bells:
             bell.ring()
+        lane.runs += 1
+        lane.seconds += ended - begun
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""

@@ -53,6 +53,7 @@ class Blueprint:
     optimization: str
     slots: int
     output_memory: int
+    spin_us: int
 
 
 @dataclass
@@ -393,6 +394,7 @@ class Deployer:
             memories=[{"memory": memory, "segment": next(ids)} for memory in memories],
             bells={board: next(ids) for board in bells},
             slot_bells=[next(ids) for _ in self.slot_bells],
+            spin_us=blueprint.spin_us,
             pool=next(ids),
             pool_words=released,
             pool_blocks=POOL_BLOCKS,

@@ -88,7 +88,8 @@ class Load:
     (descriptor id)}]: what layouts of board 0 may name beside its own segment: USER_MEMORY, and as memory n the output
     pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start at word `pool_words`
     of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board; `slot_bells`: those of the
-    run slots. `partitions`: see `PartitionPlan`.
+    run slots. `spin_us`: how many microseconds it looks for more work before it blocks. `partitions`: see
+    `PartitionPlan`.
     """
 
     session: int
@@ -101,6 +102,7 @@ class Load:
     memories: list[dict[str, int]]
     bells: dict[int, int]
     slot_bells: list[int]
+    spin_us: int
     pool: int
     pool_words: int
     pool_blocks: int
