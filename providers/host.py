@@ -269,7 +269,7 @@ class LoadedSession:
         """Trace runs from now on, or no more."""
         self._recorder = recorder
         for lane in self._lanes.values():
-            lane.steady = None  # its calls are made for one or the other
+            lane.steady.clear()  # their calls are made for one or the other
 
     def _serve_traced(self, lane: Lane, run: int) -> None:
         number = lane.partition.number
@@ -285,10 +285,10 @@ class LoadedSession:
         lane.last = run
         begun = monotonic()
         try:
-            if lane.steady is not None and lane.steady.fits(run):
-                lane.steady.repeat(run)
+            steady = lane.steady_for(run)
+            if steady is not None:
+                steady.repeat(run)
             else:
-                lane.steady = None
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
             number = lane.partition.number
@@ -315,8 +315,8 @@ class LoadedSession:
         # A later unit may have moved the buffer of an earlier one: a run in which nothing changed is kept.
         if outcome.calls is not None and STRONG_ORDER and changes == self._places.changes[slot]:
             done = partition.done
-            lane.steady = Steady(
-                board, self._places, slot, outcome.read, outcome.calls, outcome.stamps, outcome.published, done
+            lane.learn(
+                Steady(board, self._places, slot, outcome.read, outcome.calls, outcome.stamps, outcome.published, done)
             )
 
     def _void(self, lane: Lane, run: int, why: str) -> None:

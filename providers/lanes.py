@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from outrider.providers.host import Partition
 
 
+STEADY_RUNS = 8  # kept per lane: as many shapes may come in turn
+
+
 class Lane:
     """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
+
+    `steady` are its last runs that can be repeated, the latest first.
 
     The `runs` it served, failed ones too, took it `seconds`; `failed` says why one failed, for a trace.
 
@@ -36,8 +41,22 @@ class Lane:
         self.runs = 0
         self.seconds = 0.0
         self.failed = ""
-        self.steady: Steady | None = None
+        self.steady: list[Steady] = []
         self._words = tuple((port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs)
+
+    def steady_for(self, run: int) -> Steady | None:
+        """An earlier run that `run` can repeat."""
+        for position, steady in enumerate(self.steady):
+            if steady.fits(run):
+                if position:
+                    self.steady.insert(0, self.steady.pop(position))
+                return steady
+        return None
+
+    def learn(self, steady: Steady) -> None:
+        """Keep the run that has just ended."""
+        self.steady.insert(0, steady)
+        del self.steady[STEADY_RUNS:]
 
     def ready(self) -> int:
         """The run to serve now, or 0."""
