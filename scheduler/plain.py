@@ -12,7 +12,7 @@ from onnx import AttributeProto
 
 from outrider.providers.wire.dtypes import is_tensor
 from outrider.providers.wire.graph import OMITTED, Graph, Node, Value
-from outrider.scheduler.inference import dtype_of, shape_of
+from outrider.scheduler.inference import dtype_of, shape_of, type_of
 from outrider.scheduler.lowering import Lowered, Lowering
 from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
 
@@ -63,7 +63,7 @@ class Builder:
         inputs = []
         for info in graph.input:
             if info.name not in fixed:
-                value = Value(info.name, dtype_of(info.type), shape_of(info.type))
+                value = Value(info.name, *type_of(info.type))
                 inputs.append(value)
                 scope.values[info.name] = value
         constants: dict[str, Any] = {}
@@ -96,7 +96,7 @@ class Builder:
                 outputs.append(OMITTED)
                 continue
             kind = types.get(name)
-            dtype, shape = ("undefined", None) if kind is None else (dtype_of(kind), shape_of(kind))
+            dtype, shape = ("undefined", None) if kind is None else type_of(kind)
             value = scope.values[name] = Value(name, dtype, shape, constant)
             outputs.append(value)
         while outputs and outputs[-1] is OMITTED:
@@ -121,7 +121,7 @@ class Builder:
         if (proto.domain, proto.op_type, proto.overload) in self.functions:
             return False
         for name in proto.output:
-            if name in types and not is_tensor(dtype_of(types[name])):
+            if name in types and not is_tensor(type_of(types[name])[0]):
                 return False
         schema = schema_of(proto.op_type, self.skeleton.opset(proto), proto.domain)
         if schema is None:
@@ -188,7 +188,7 @@ class Builder:
             for name in proto.output:
                 if name and name not in local:
                     kind = entry.types.get(name)
-                    dtype, shape = ("undefined", None) if kind is None else (dtype_of(kind), shape_of(kind))
+                    dtype, shape = ("undefined", None) if kind is None else type_of(kind)
                     local[name] = Value(name, dtype, shape, constant)
                 outputs.append(local[name] if name else OMITTED)
             while outputs and outputs[-1] is OMITTED:

@@ -26,6 +26,12 @@ from outrider.scheduler.model_errors import load_error
 from outrider.scheduler.store import WeightStore
 
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+SCHEMAS = [schema for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""]
+_WITH_BODIES = {
+    schema.name for schema in SCHEMAS if any(int(attribute.type) in _GRAPHS for attribute in schema.attributes.values())
+}
+# Operators of ONNX that take no graphs: nobody need look among the attributes of their nodes, which takes long.
+_WITHOUT_BODIES = {schema.name for schema in SCHEMAS} - _WITH_BODIES
 
 
 @dataclass
@@ -93,19 +99,27 @@ def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """All of these nodes and those of their bodies."""
     for node in nodes:
         yield node
-        if has_bodies(node):
+        if node.op_type not in _WITHOUT_BODIES or node.domain:
             for _, body in body_graphs(node):
                 yield from walk_nodes(body.node)
 
 
+def _takes_no_graph(op_type: str, domain: str) -> bool:
+    return op_type in _WITHOUT_BODIES and domain == ""
+
+
 def has_bodies(node: onnx.NodeProto) -> bool:
     """True for control flow: a graph is among the attributes."""
+    if _takes_no_graph(node.op_type, node.domain):
+        return False
     return any(attribute.type in _GRAPHS for attribute in node.attribute)
 
 
 def body_graphs(node: onnx.NodeProto) -> list[tuple[str, onnx.GraphProto]]:
     """(name within the node, graph) of each body: `then`, `else`, `body`; `graphs0` for the first of a list."""
     found: list[tuple[str, onnx.GraphProto]] = []
+    if _takes_no_graph(node.op_type, node.domain):
+        return found
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             found.append((attribute.name.removesuffix("_branch"), attribute.g))
@@ -141,7 +155,7 @@ def _copy_graph(source: onnx.GraphProto, target: onnx.GraphProto, store: WeightS
         target.initializer.append(store.stub(tensor, f"initializer {tensor.name!r}{where}"))
     for sparse in source.sparse_initializer:
         target.initializer.append(store.stub_sparse(sparse, f"initializer {sparse.values.name!r}{where}"))
-    _copy_nodes(source.node, target.node, store, where)
+    _copy_nodes(source.node, target, store, where)
 
 
 def _copy_function(source: onnx.FunctionProto, target: onnx.FunctionProto, store: WeightStore) -> None:
@@ -150,7 +164,7 @@ def _copy_function(source: onnx.FunctionProto, target: onnx.FunctionProto, store
         getattr(target, names).extend(getattr(source, names))
     for domain, version in opset_imports(source.opset_import).items():
         target.opset_import.add(domain=domain, version=version)
-    _copy_nodes(source.node, target.node, store, f" of function {source.domain}::{source.name}")
+    _copy_nodes(source.node, target, store, f" of function {source.domain}::{source.name}")
 
 
 _HEAVY = {
@@ -159,32 +173,41 @@ _HEAVY = {
 }  # fmt: skip
 
 
-def _copy_nodes(source: Iterable[onnx.NodeProto], target: list[onnx.NodeProto], store: WeightStore, where: str) -> None:
+def _copy_nodes(
+    source: Iterable[onnx.NodeProto], target: onnx.GraphProto | onnx.FunctionProto, store: WeightStore, where: str
+) -> None:
     for position, node in enumerate(source):
         name = node.name or f"#{position}"
-        if node.op_type != "Constant" and all(a.type not in _HEAVY for a in node.attribute):
-            copy = onnx.NodeProto()
+        copy = target.node.add()
+        if node.op_type != "Constant" and _HEAVY.isdisjoint([a.type for a in node.attribute]):
             copy.CopyFrom(node)
         else:
-            copy = onnx.NodeProto(
-                op_type=node.op_type, overload=node.overload or None, input=node.input, output=node.output,
-                metadata_props=node.metadata_props, device_configurations=node.device_configurations,
+            copy.MergeFrom(
+                onnx.NodeProto(
+                    op_type=node.op_type, overload=node.overload or None, input=node.input, output=node.output,
+                    metadata_props=node.metadata_props, device_configurations=node.device_configurations,
+                )
             )  # fmt: skip
             for attribute in node.attribute:
+                if attribute.type in _GRAPHS and _takes_no_graph(node.op_type, canonical(node.domain)):
+                    raise load_error(
+                        store.path,
+                        f"{attribute.name!r} of node {name!r}{where} is a graph, and {node.op_type} takes none",
+                    )
                 copy.attribute.append(_copy_attribute(attribute, store, f"{attribute.name!r} of node {name!r}{where}"))
             if node.op_type == "Constant" and canonical(node.domain) == "":
                 constant_as_tensor(copy, store, f"node {name!r}{where}")
         copy.name = name
         copy.domain = canonical(node.domain)
         drop_trailing(copy)
-        target.append(copy)
 
 
 def drop_trailing(node: onnx.NodeProto) -> None:
     """Drop trailing omitted inputs, in place, down to as many as ONNX wants to see."""
-    least = _least_inputs(node.op_type, node.domain)
-    while len(node.input) > least and node.input[-1] == "":
-        del node.input[-1]
+    if node.input and node.input[-1] == "":
+        least = _least_inputs(node.op_type, node.domain)
+        while len(node.input) > least and node.input[-1] == "":
+            del node.input[-1]
 
 
 @cache
@@ -289,7 +312,7 @@ def _order(
     for i, node in enumerate(nodes):
         names = [name for name in node.input if name]
         for name in names:
-            if not any(name in known for known in scope):
+            if name not in scope[0] and not any(name in known for known in outer):
                 raise load_error(path, f"node {node.name!r}{at} reads value {name!r}, which nothing defines")
         for part, body in body_graphs(node):
             names += order_graph(body, scope, path, f"{part} of node {node.name!r}")
