@@ -20,6 +20,7 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
+from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
@@ -110,6 +111,7 @@ def _from_caller(edges: Sequence[Edge]) -> list[Edge]:
     return [edge for edge in edges if edge.producer == CALLER and edge.consumers]
 
 
+@collector_paused()
 def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[messages.PartitionPlan]:
     """The `Load` entry of each partition."""
     plan = blueprint.plan

@@ -19,6 +19,7 @@ from outrider.providers.wire.graph import Graph, Node, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning
+from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.deploy import Blueprint, Deployer
 from outrider.scheduler.errors import (
     ClaimBrokenError,
@@ -182,6 +183,7 @@ class Placer:
         """The model as it is placed: function calls that nobody claimed are inlined."""
         return self.loaded.graph
 
+    @collector_paused()
     def place(self) -> Blueprint:
         """Ask, plan, and return what to deploy.
 
