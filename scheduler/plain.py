@@ -11,9 +11,9 @@ import onnx
 from onnx import AttributeProto
 
 from outrider.providers.wire.dtypes import is_tensor
-from outrider.providers.wire.graph import OMITTED, Graph, Node, Value
+from outrider.providers.wire.graph import OMITTED, Graph, Node, TensorRef, Value
 from outrider.scheduler.inference import dtype_of, shape_of, type_of
-from outrider.scheduler.lowering import Lowered, Lowering
+from outrider.scheduler.lowering import TARGET, Lowered, Lowering
 from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
 
 FIRST_IR_WITH_OVERRIDES = 4  # before it every initializer had to be listed as an input, and was constant all the same
@@ -163,14 +163,11 @@ class Builder:
         """The node's opset-21 form; None when that is the node itself, bodies included."""
         bodies = [body for _, body in node.bodies()]
         bodies_change = any(item.lowered is not None for body in bodies for item in body.nodes)
+        if node.name in self.lowering.renumbered:
+            return (_flattened(node, TARGET),)
         entry = self.lowering.table.get(node.name)
         if entry is None:
-            return (_flattened(node, node),) if bodies_change else None
-        if bodies:
-            # The bodies are our own, flattened; from the conversion comes only that the node may call itself opset 21.
-            if len(entry.nodes) != 1 or entry.nodes[0].op_type != node.op_type:
-                return (_flattened(node, node),) if bodies_change else None
-            return (_flattened(replace(node, opset=entry.opset), node),)
+            return (_flattened(node, node.opset),) if bodies_change else None
         return self._steps(node, entry, scope)
 
     def _steps(self, node: Node, entry: Lowered, scope: Scope) -> tuple[Node, ...]:
@@ -188,14 +185,18 @@ class Builder:
             for name in proto.output:
                 if name and name not in local:
                     kind = entry.types.get(name)
-                    dtype, shape = ("undefined", None) if kind is None else type_of(kind)
+                    ref = attributes.get("value") if proto.op_type == "Constant" else None
+                    if isinstance(ref, TensorRef):
+                        dtype, shape = ref.dtype, ref.shape
+                    else:
+                        dtype, shape = ("undefined", None) if kind is None else type_of(kind)
                     local[name] = Value(name, dtype, shape, constant)
                 outputs.append(local[name] if name else OMITTED)
             while outputs and outputs[-1] is OMITTED:
                 outputs.pop()
             steps.append(
                 Node(
-                    node.index, node.name, proto.op_type, proto.domain, entry.opset, attributes, inputs, tuple(outputs),
+                    node.index, node.name, proto.op_type, proto.domain, TARGET, attributes, inputs, tuple(outputs),
                     origin=node.origin,
                 )
             )  # fmt: skip
@@ -223,8 +224,8 @@ def _with_ranks(outputs: tuple[Value, ...], declared: Iterable[onnx.ValueInfoPro
     return tuple(replace(v, shape=shapes.get(v.name)) if v.shape is None else v for v in outputs)
 
 
-def _flattened(node: Node, original: Node) -> Node:
-    """The node with bodies whose nodes are the lowered ones themselves."""
+def _flattened(node: Node, opset: int) -> Node:
+    """The node at another opset, with bodies whose nodes are the lowered ones themselves."""
 
     def flat(item: Any) -> Any:
         if isinstance(item, Graph):
@@ -233,8 +234,8 @@ def _flattened(node: Node, original: Node) -> Node:
             return [flat(one) for one in item]
         return item
 
-    attributes = {key: flat(item) for key, item in original.attributes.items()}
-    return replace(node, attributes=attributes, lowered=None, metadata={}, devices=())
+    attributes = {key: flat(item) for key, item in node.attributes.items()} if any(node.bodies()) else node.attributes
+    return replace(node, opset=opset, attributes=attributes, lowered=None, metadata={}, devices=())
 
 
 def _text(item: bytes) -> str | bytes:
