@@ -13,10 +13,10 @@ others hidden, until nothing new is learnt.
 
 from __future__ import annotations
 
+import itertools
 import logging
-import math
 from collections.abc import Collection, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import onnx
 from onnx import helper, shape_inference
@@ -56,7 +56,7 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
                 node.domain = HIDDEN
     set_imports(model, skeleton.imports())
     groups = opset_groups(skeleton)
-    inference = _Inference(notes, any(node.op_type in FRAGILE for node in walk(model.graph)))
+    inference = _Inference(model, notes)
     if len(groups) <= 1:
         return inference.visible(model)
     size = 0
@@ -167,28 +167,53 @@ def shape_of(kind: onnx.TypeProto, declared: bool = False) -> Shape:
 
 
 class _Inference:
-    """Calls into ONNX. `fragile`: whether the model has a fragile operator at all, bodies included."""
+    """Calls into ONNX for one model, and what is needed to know of its nodes for them, which stays while types come."""
 
-    def __init__(self, notes: list[str], fragile: bool) -> None:
+    def __init__(self, model: onnx.ModelProto, notes: list[str]) -> None:
         self.notes = notes
-        self.fragile = fragile
+        nodes = list(walk(model.graph))
+        graphs = _graphs(model.graph)
+        self.fragile = any(node.op_type in FRAGILE for node in nodes)
+        self.bodies = len(graphs) > 1
+        self.made = {name: _UNKNOWN for node in nodes for name in node.output}
+        self.propagating = {node.name: (*node.input, *node.output) for node in nodes if node.op_type in _PROPAGATORS}
+        tensors = {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
+        tensors |= {n.output[0]: n.attribute[0].t for n in nodes if n.op_type == "Constant" and len(n.attribute) == 1}
+        self.tensors = {
+            name: _is_short(BY_NUMBER.get(tensor.data_type, "undefined"), tuple(tensor.dims))
+            for name, tensor in tensors.items()
+        }
 
     def visible(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """Inference with data propagation where that is cheap."""
         model = self.once(model, False)
-        types = _all_types(model)
+        types = self._types(model)
         for _ in range(MAX_ROUNDS):
-            if all(_is_known(*kind) for kind in types.values()):
+            if all(itertools.starmap(_is_known, types.values())):
                 break
-            hidden = hide(model, _too_long_to_propagate(model, types))
+            hidden = hide(model, self._too_long_to_propagate(types))
             model = self.once(model, True)
             unhide(model, hidden)
-            before, types = types, _all_types(model)
+            before, types = types, self._types(model)
             if types == before:
                 break
             model = self.once(model, False)
-            types = _all_types(model)
+            types = self._types(model)
         return model
+
+    def _types(self, model: onnx.ModelProto) -> dict[str, tuple[str, Shape]]:
+        """Types of all values of all graphs by name; of equal names in sibling bodies, one."""
+        types = dict(self.made)
+        for graph in _graphs(model.graph) if self.bodies else (model.graph,):
+            for infos in (graph.input, graph.value_info, graph.output):
+                types.update([(info.name, type_of(info.type)) for info in infos])
+        types.pop("", None)
+        return types
+
+    def _too_long_to_propagate(self, types: Mapping[str, tuple[str, Shape]]) -> set[str]:
+        """Nodes with a data propagator that read anything but short integer lists."""
+        short = {name: _is_short(*kind) for name, kind in types.items()} | self.tensors | {"": True}
+        return {node for node, values in self.propagating.items() if not all(short.get(name) for name in values)}
 
     def once(self, model: onnx.ModelProto, data_prop: bool) -> onnx.ModelProto:
         """One call into ONNX; more where fragile nodes have to wait for the types of their inputs."""
@@ -214,42 +239,11 @@ class _Inference:
         return _fragile(model.graph, set()) if self.fragile else set()
 
 
-def _all_types(model: onnx.ModelProto) -> dict[str, tuple[str, Shape]]:
-    """Types of all values of all graphs by name; of equal names in sibling bodies, one."""
-    types: dict[str, tuple[str, Shape]] = {}
-    for node in walk(model.graph):
-        types.update(dict.fromkeys(node.output, _UNKNOWN))
-    for graph in _graphs(model.graph):
-        for infos in (graph.input, graph.value_info, graph.output):
-            types.update([(info.name, type_of(info.type)) for info in infos])
-    types.pop("", None)
-    return types
-
-
-def _too_long_to_propagate(model: onnx.ModelProto, types: Mapping[str, tuple[str, Shape]]) -> set[str]:
-    """Nodes with a data propagator that read anything but short integer lists."""
-    tensors = {tensor.name: tensor for graph in _graphs(model.graph) for tensor in graph.initializer}
-    for node in walk(model.graph):
-        if node.op_type == "Constant" and len(node.attribute) == 1:
-            tensors[node.output[0]] = node.attribute[0].t
-
-    @cache
-    def short(name: str) -> bool:
-        tensor = tensors.get(name)
-        if tensor is not None:
-            dtype, shape = BY_NUMBER.get(tensor.data_type), tuple(tensor.dims)
-        else:
-            dtype, known = types.get(name, _UNKNOWN)
-            if known is None or not all(isinstance(dim, int) for dim in known):
-                return False
-            shape = tuple(dim for dim in known if isinstance(dim, int))
-        return dtype in _INTEGERS and len(shape) <= 1 and math.prod(shape) <= MAX_PROPAGATED
-
-    return {
-        node.name
-        for node in walk(model.graph)
-        if node.op_type in _PROPAGATORS and not all(short(name) for name in (*node.input, *node.output) if name)
-    }
+def _is_short(dtype: str, shape: Shape) -> bool:
+    """True for an integer, or a list of integers of a known and small length."""
+    if dtype not in _INTEGERS or shape is None or len(shape) > 1:
+        return False
+    return all(isinstance(dim, int) and dim <= MAX_PROPAGATED for dim in shape)
 
 
 def _is_known(dtype: str, shape: Shape) -> bool:
@@ -287,8 +281,10 @@ def _clear_output_shapes(graph: onnx.GraphProto) -> None:
     Inference would take an empty declaration of such an output for the value's type everywhere.
     """
     for g in _graphs(graph):
-        known = {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in g.initializer}
-        known |= {value.name: value.type for value in g.input}
+        names = {value.name for value in g.output}
+        weights = [tensor for tensor in g.initializer if tensor.name in names]
+        known = {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in weights}
+        known |= {value.name: value.type for value in g.input if value.name in names}
         for value in g.output:
             if value.name in known:
                 value.type.CopyFrom(known[value.name])

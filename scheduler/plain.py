@@ -86,7 +86,7 @@ class Builder:
 
     def _node(self, proto: onnx.NodeProto, index: int, scope: Scope, types: Mapping[str, onnx.TypeProto]) -> Node:
         attributes, captures = self._attributes(proto, scope)
-        inputs = tuple(scope[name] if name else OMITTED for name in proto.input)
+        inputs = tuple([scope[name] if name else OMITTED for name in proto.input])
         while inputs and inputs[-1] is OMITTED:
             inputs = inputs[:-1]
         constant = not captures and self._is_constant(proto, inputs, types)
@@ -115,8 +115,10 @@ class Builder:
 
     def _is_constant(self, proto: onnx.NodeProto, inputs: Iterable[Value], types: Mapping[str, Any]) -> bool:
         """Made of constants only, by an operator of ONNX that gives the same every time."""
-        given = [value for value in inputs if value is not OMITTED]
-        if not given or not all(value.constant for value in given) or proto.domain not in self.imports:
+        for value in inputs:
+            if not value.constant and value is not OMITTED:
+                return False
+        if not any(value is not OMITTED for value in inputs) or proto.domain not in self.imports:
             return False
         if (proto.domain, proto.op_type, proto.overload) in self.functions:
             return False
@@ -161,13 +163,12 @@ class Builder:
     # The opset-21 form ---------------------------------------------------------------------------------------------
     def _lowered(self, node: Node, scope: Scope) -> tuple[Node, ...] | None:
         """The node's opset-21 form; None when that is the node itself, bodies included."""
-        bodies = [body for _, body in node.bodies()]
-        bodies_change = any(item.lowered is not None for body in bodies for item in body.nodes)
         if node.name in self.lowering.renumbered:
             return (_flattened(node, TARGET),)
         entry = self.lowering.table.get(node.name)
         if entry is None:
-            return (_flattened(node, node.opset),) if bodies_change else None
+            changed = any(inner.lowered is not None for _, body in node.bodies() for inner in body.nodes)
+            return (_flattened(node, node.opset),) if changed else None
         return self._steps(node, entry, scope)
 
     def _steps(self, node: Node, entry: Lowered, scope: Scope) -> tuple[Node, ...]:

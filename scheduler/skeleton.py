@@ -182,19 +182,18 @@ def _copy_nodes(
         if node.op_type != "Constant" and _HEAVY.isdisjoint([a.type for a in node.attribute]):
             copy.CopyFrom(node)
         else:
-            copy.MergeFrom(
-                onnx.NodeProto(
-                    op_type=node.op_type, overload=node.overload or None, input=node.input, output=node.output,
-                    metadata_props=node.metadata_props, device_configurations=node.device_configurations,
-                )
-            )  # fmt: skip
+            copy.op_type = node.op_type
+            if node.overload:
+                copy.overload = node.overload
+            for part in ("input", "output", "metadata_props", "device_configurations"):
+                getattr(copy, part).extend(getattr(node, part))
             for attribute in node.attribute:
                 if attribute.type in _GRAPHS and _takes_no_graph(node.op_type, canonical(node.domain)):
                     raise load_error(
                         store.path,
                         f"{attribute.name!r} of node {name!r}{where} is a graph, and {node.op_type} takes none",
                     )
-                copy.attribute.append(_copy_attribute(attribute, store, f"{attribute.name!r} of node {name!r}{where}"))
+                _copy_attribute(attribute, copy.attribute.add(), store, f"{attribute.name!r} of node {name!r}{where}")
             if node.op_type == "Constant" and canonical(node.domain) == "":
                 constant_as_tensor(copy, store, f"node {name!r}{where}")
         copy.name = name
@@ -219,13 +218,12 @@ def _least_inputs(op_type: str, domain: str) -> int:
         return 0
 
 
-def _copy_attribute(source: AttributeProto, store: WeightStore, where: str) -> AttributeProto:
-    copy = AttributeProto(name=source.name, type=source.type)
-    kind = source.type
+def _copy_attribute(source: AttributeProto, copy: AttributeProto, store: WeightStore, where: str) -> None:
+    copy.name = source.name
+    copy.type = kind = source.type
     if source.ref_attr_name:
         copy.ref_attr_name = source.ref_attr_name  # only then: the checker asks whether the field is there at all
-        return copy
-    if kind == AttributeProto.TENSOR:
+    elif kind == AttributeProto.TENSOR:
         copy.t.CopyFrom(store.stub(source.t, f"attribute {where}"))
     elif kind == AttributeProto.TENSORS:
         copy.tensors.extend([store.stub(t, f"attribute {where}") for t in source.tensors])
@@ -242,7 +240,6 @@ def _copy_attribute(source: AttributeProto, store: WeightStore, where: str) -> A
             _copy_graph(graph, copy.graphs.add(), store, f" in {where}")
     else:
         copy.CopyFrom(source)
-    return copy
 
 
 def constant_as_tensor(node: onnx.NodeProto, store: WeightStore, where: str) -> None:
@@ -250,6 +247,8 @@ def constant_as_tensor(node: onnx.NodeProto, store: WeightStore, where: str) -> 
     if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
         return
     attribute = node.attribute[0]
+    if attribute.name == "value":
+        return
     dtypes = {"float": np.float32, "floats": np.float32, "int": np.int64, "ints": np.int64}
     kind = attribute.name.removeprefix("value_")
     item = helper.get_attribute_value(attribute)
