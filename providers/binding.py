@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from outrider.providers.contract import Program, ProviderContractError, Run, Unit
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_dtype, onnx_name
+from outrider.providers.wire.spans import Trace, timed
 from outrider.shm.board import TENSOR, BoardWriter, Layout
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
@@ -72,6 +74,7 @@ class BoundUnit:
         board: BoardWriter,
         pool: PoolWriter,
         counters: Counters,
+        trace: Trace,
     ) -> None:
         self.provider = provider
         self.unit = unit
@@ -81,6 +84,7 @@ class BoundUnit:
         self._board = board
         self._pool = pool
         self._counters = counters
+        self._trace = trace
         self._bindings: dict[tuple[Any, ...], list[_Binding]] = {}
         # (output, slot) -> the last stored array, read-only
         self._held: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
@@ -155,7 +159,9 @@ class BoundUnit:
             return array
 
         epoch = self._places.epoch
-        binding.run = self.program.bind(inputs, place)
+        with timed(self._trace.recorder, "bind", "bind") as args:
+            binding.run = self.program.bind(inputs, place)
+            args["bytes"] = sum(array.nbytes for array in binding.arrays if array is not None)
         for block, _, _ in binding.blocks:  # taken again by the run
             self._pool.give_back(block)
         self._counters.bound += 1
@@ -197,8 +203,9 @@ class BoundUnit:
                 raise self._broken(port.name, f"an array of {declared.dtype}", str(value.dtype)) from error
             self._check(i, dtype, value.ndim)
             array, number, block = self._place(i, slot, dtype, value.shape, pooled=True)
+            begun = monotonic_ns() if self._trace.on else 0
             np.copyto(array, value)
-            self._count(value.nbytes)
+            self._count(value.nbytes, port.name, begun)
             last = self._held.get((i, slot))
             if block is None and last is not None and _same_place(last, number, array):
                 return last  # the same object, so that the next unit finds its binding
@@ -210,16 +217,20 @@ class BoundUnit:
             self._check(i, "string", value.ndim)
         chunks = values.encode(value)
         target, number = self._places.blob(port.edge, slot, values.size(chunks), port.name)
+        begun = monotonic_ns() if self._trace.on else 0
         at = 0
         for chunk in chunks:
             target[at : at + len(chunk)] = chunk
             at += len(chunk)
-        self._count(at)
+        self._count(at, port.name, begun)
         return number, value
 
-    def _count(self, nbytes: int) -> None:
+    def _count(self, nbytes: int, name: str, begun: int) -> None:
         self._counters.copies += 1
         self._counters.copied_bytes += nbytes
+        recorder = self._trace.recorder
+        if recorder is not None and begun:
+            recorder.add("copy", name, begun, monotonic_ns(), {"bytes": nbytes})
 
     def _check(self, i: int, dtype: str, rank: int) -> None:
         declared = self.unit.outputs[i]

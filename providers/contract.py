@@ -21,6 +21,7 @@ input, which keeps its position), `shape` (tuple of int, str or None; None for u
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,27 +30,34 @@ import numpy as np
 
 from outrider.providers.wire.errors import KernelError
 from outrider.providers.wire.graph import Graph, Node, Shape, TensorRef, Value
+from outrider.providers.wire.spans import Trace
 from outrider.shm.errors import OutriderError
 
 __all__ = [
     "Claim", "Context", "Decline", "Graph", "KernelError", "Node", "Program", "Provider", "ProviderContractError",
-    "ProviderUnavailableError", "ClaimBrokenError", "Run", "Shape", "TensorRef", "Unit", "Value",
+    "ProviderUnavailableError", "ClaimBrokenError", "Run", "Shape", "TensorRef", "Trace", "Unit", "Value",
 ]  # fmt: skip
 
 
 class Claim:
     """An indivisible offer for a set of nodes of the graph that was shown; `nodes` are Node objects of it.
 
-    `reference`: the provider would serve them with a stop-gap that the report counts.
+    `reference`: the provider would serve them with a stop-gap that the report counts. `cost`: seconds that the provider
+    takes for them in one run, without the way there and back; None, the default, leaves that to be estimated. Only
+    strategies that weigh costs read it. Raises TypeError for a single node, ValueError for a cost that is no number of
+    seconds.
     """
 
-    __slots__ = ("nodes", "reference")
+    __slots__ = ("nodes", "reference", "cost")
 
-    def __init__(self, nodes: Sequence[Node], reference: bool = False) -> None:
+    def __init__(self, nodes: Sequence[Node], reference: bool = False, cost: float | None = None) -> None:
         if isinstance(nodes, Node):
             raise TypeError("Claim takes a list of nodes; a claim of one is Claim([node])")
         self.nodes = tuple(nodes)
         self.reference = reference
+        self.cost = None if cost is None else float(cost)
+        if self.cost is not None and not 0 <= self.cost < math.inf:
+            raise ValueError(f"the cost of a claim is a number of seconds, at least 0; got {cost!r}")
 
     def __repr__(self) -> str:
         return f"Claim([{', '.join(node.name for node in self.nodes)}])"
@@ -70,12 +78,17 @@ class Decline:
 
 @dataclass(frozen=True)
 class Context:
-    """What `setup` is told. `device`: index, 0 where the kind has none. `threads`: how many CPU threads to use."""
+    """What `setup` is told. `device`: index, 0 where the kind has none. `threads`: how many CPU threads to use.
+
+    `trace`: for a provider that wants its own steps in traces: while `trace.on`, tell them by `trace.span(name, start,
+    end, op, nbytes)`.
+    """
 
     options: Mapping[str, Any]
     device: int
     threads: int
     logger: logging.Logger
+    trace: Trace = field(default_factory=Trace)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,13 @@ from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
 from outrider.providers.steady import Call, Steady
+from outrider.providers.tracing import repeated, run_unit, unit_name, written
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
 from outrider.providers.wire.messages import Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
+from outrider.providers.wire.spans import Args, Recorder, Trace, timed
 from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
@@ -63,11 +66,15 @@ class InputPort:
 class Lane:
     """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
 
+    The `runs` it served, failed ones too, took it `seconds`; `failed` says why one failed, for a trace.
+
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
     """
 
-    __slots__ = ("partition", "slot", "last", "ports", "steady", "bells", "followers")
+    __slots__ = (
+        "partition", "slot", "last", "ports", "steady", "bells", "followers", "runs", "seconds", "failed"
+    )  # fmt: skip
 
     def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
         self.partition = partition
@@ -75,6 +82,9 @@ class Lane:
         self.bells = tuple(bells)
         self.followers: list[Lane] = []
         self.last = 0
+        self.runs = 0
+        self.seconds = 0.0
+        self.failed = ""
         self.steady: Steady | None = None
         self.ports = tuple((port.reader.word, port.edge) for port in partition.inputs)
 
@@ -126,8 +136,8 @@ class Partition:
         self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
         self.done = plan.done
 
-    def run(self, slot: int) -> Outcome | None:
-        """Run the units; None when an input is void."""
+    def run(self, slot: int, recorder: Recorder | None) -> Outcome | None:
+        """Run the units; None when an input is void. `recorder`: for their spans."""
         known: dict[str, Any] = {"": None}
         read: list[tuple[BoardReader, int, int]] = []
         calls: list[Call] | None = []
@@ -142,13 +152,15 @@ class Partition:
         for unit in self.units:
             arguments = [known[value.name] for value in unit.unit.inputs]
             try:
-                results = unit.run(slot, arguments)
+                results = unit.run(slot, arguments) if recorder is None else run_unit(recorder, unit, slot, arguments)
             except (Exception, SystemExit) as error:  # a provider may raise anything
                 fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
             call = unit.repeatable()
             if call is None or not all(map(_stays, arguments)):
                 calls = None
             elif calls is not None:
+                if recorder is not None:
+                    call = repeated(recorder, unit.unit, written(unit, results), call)
                 calls.append((unit.unit, call, arguments))
             for port_out, (number, value) in zip(unit.outputs, results, strict=True):
                 known[port_out.name] = value
@@ -180,6 +192,7 @@ class LoadedSession:
         take: Callable[[int], int],
         constants: Constants,
         send: Callable[[Message], None],
+        trace: Trace,
     ) -> None:
         self.session = message.session
         self.generation = message.generation
@@ -188,6 +201,8 @@ class LoadedSession:
         self.counters = Counters()
         self.refused: list[dict[str, Any]] = []
         self._send = send
+        self._trace = trace
+        self._recorder = trace.recorder
         self._unloads: list[Callable[[], None]] = []
         self._constants = constants
         slots = message.slots
@@ -210,7 +225,7 @@ class LoadedSession:
             limit=message.pool_bytes,
         )
         self._groups = [LaneGroup() for _ in range(slots)]
-        lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
+        self._lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
         for body in message.partitions:
             plan = plan_of(body)
             partition = self._partition(plan, message, readers)
@@ -218,8 +233,8 @@ class LoadedSession:
                 continue
             for slot, group in enumerate(self._groups):
                 bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
-                lane = lanes[plan.partition, slot] = Lane(partition, slot, bells)
-                group.add(lane, lanes.get((plan.after, slot)))
+                lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells)
+                group.add(lane, self._lanes.get((plan.after, slot)))
 
     def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
         ports = {one["name"]: OutputPort(one["name"], one["edge"], one["result"]) for one in plan.outputs}
@@ -237,7 +252,8 @@ class LoadedSession:
                 opsets=graph.opsets,
             )
             try:
-                program, unload = compile_unit(self.provider, unit)
+                with timed(self._recorder, "compile", unit_name(unit), {"partition": plan.partition}):
+                    program, unload = compile_unit(self.provider, unit)
             except (Exception, SystemExit) as error:  # a provider may raise anything: the refusal carries its story
                 plain = error_to_plain(error)
                 self.refused.append(
@@ -253,7 +269,15 @@ class LoadedSession:
             targets = [ports[value.name] for value in graph.outputs]
             units.append(
                 BoundUnit(
-                    self.provider_name, unit, program, targets, self._places, self._board, self._pool, self.counters
+                    self.provider_name,
+                    unit,
+                    program,
+                    targets,
+                    self._places,
+                    self._board,
+                    self._pool,
+                    self.counters,
+                    self._trace,
                 )
             )
         if self.refused:
@@ -264,6 +288,7 @@ class LoadedSession:
     def poll(self) -> bool:
         """Run every lane that is ready, in order; True when one was."""
         any_ready = False
+        serve = self._serve if self._recorder is None else self._serve_traced
         for group in self._groups:
             position = 0
             while position < len(group.waiting):
@@ -271,14 +296,32 @@ class LoadedSession:
                 run = lane.ready()
                 if run:
                     any_ready = True
-                    self._serve(lane, run)
+                    serve(lane, run)
                     group.served(position)
+                    position = 0  # those passed over may have waited for this lane, whose words no ring follows
                 else:
                     position += 1
         return any_ready
 
+    def trace_into(self, recorder: Recorder | None) -> None:
+        """Trace runs from now on, or no more."""
+        self._recorder = recorder
+        for lane in self._lanes.values():
+            lane.steady = None  # its calls are made for one or the other
+
+    def _serve_traced(self, lane: Lane, run: int) -> None:
+        number = lane.partition.number
+        args: Args = {"partition": number, "run": run, "slot": lane.slot}
+        args.update(session=self.session, generation=self.generation)
+        lane.failed = ""
+        with self._trace.into(self._recorder), timed(self._recorder, "partition", f"partition {number}", args):
+            self._serve(lane, run)
+            if lane.failed:
+                args["error"] = lane.failed
+
     def _serve(self, lane: Lane, run: int) -> None:
         lane.last = run
+        begun = monotonic()
         try:
             if lane.steady is not None and lane.steady.fits(run):
                 lane.steady.repeat(run)
@@ -288,16 +331,18 @@ class LoadedSession:
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
             number = lane.partition.number
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
-            self._void(lane, run)
+            self._void(lane, run, type(error).__name__)
+        lane.runs += 1
+        lane.seconds += monotonic() - begun
         for bell in lane.bells:
             bell.ring()
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""
         partition, slot, board = lane.partition, lane.slot, self._board
-        outcome = partition.run(slot)
+        outcome = partition.run(slot, self._recorder)
         if outcome is None:
-            self._void(lane, run)
+            self._void(lane, run, "void")
             return
         for edge, number in outcome.published:
             board.publish(edge, slot, run, number)
@@ -308,20 +353,27 @@ class LoadedSession:
                 board, self._places, slot, outcome.read, outcome.calls, outcome.published, partition.done
             )
 
-    def _void(self, lane: Lane, run: int) -> None:
+    def _void(self, lane: Lane, run: int, why: str) -> None:
         """Nothing of this run will come from here: whoever waits shall not wait in vain."""
+        lane.failed = why
         self._pool.give_back_all()
         for _, edge in lane.partition.outputs:
             self._board.void(edge, lane.slot, run)
         self._board.void(lane.partition.done, lane.slot, run)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of this session in this worker."""
+        """Counters of this session in this worker; `partitions`: [number, runs, seconds] of each."""
+        totals: dict[int, list[float]] = {}
+        for (number, _), lane in self._lanes.items():
+            total = totals.setdefault(number, [number, 0, 0.0])
+            total[1] += lane.runs
+            total[2] += lane.seconds
         return {
             "bound": self.counters.bound,
             "copies": self.counters.copies,
             "copied_bytes": self.counters.copied_bytes,
             "allocated_bytes": self._places.allocated_bytes + self._pool.pooled_bytes(),
+            "partitions": list(totals.values()),
         }
 
     def unload(self) -> None:
@@ -333,6 +385,7 @@ class LoadedSession:
                 log.exception("provider %s failed to unload a unit", self.provider_name)
         self._unloads.clear()
         self._groups.clear()
+        self._lanes.clear()
         for bell in (*self._bells.values(), *self._slot_bells):
             bell.close()
 

@@ -37,6 +37,7 @@ from outrider.providers.wire.dtypes import NUMBER
 from outrider.providers.wire.failures import error_to_plain, plain, text_of
 from outrider.providers.wire.graph import Graph, Node
 from outrider.providers.wire.pack import unpack_graph
+from outrider.providers.wire.spans import Recorder, Trace, plain_span, timed
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -115,6 +116,8 @@ class Worker:
         self.sessions: dict[int, LoadedSession] = {}
         self.weights: dict[int, dict[int, int]] = {}  # session -> weight segment -> its descriptor
         self.constants: dict[int, Constants] = {}
+        self.recorders: dict[int, Recorder] = {}  # of sessions that are or were traced
+        self.trace = Trace()
         self.provider: Provider
 
     def start(self) -> None:
@@ -124,7 +127,7 @@ class Worker:
         try:
             self.provider = load_provider(boot["kind"])
             logger = logging.getLogger(f"outrider.provider.{self.name}")
-            self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger))
+            self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger, self.trace))
             self._check_attributes()
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
@@ -157,27 +160,27 @@ class Worker:
 
     def loop(self) -> None:
         """Serve messages and runs until told to stop."""
-        inbox = self.control.inbox
+        inbox, bell = self.control.inbox, self.bell.fileno()
         while True:
-            busy = False
             while inbox:
-                busy = True
                 if not self.handle(inbox.popleft()):
                     return
-            if not self._poll() and not busy:
-                self.bell.wait()
+            self._poll()
+            # Whoever sends a message or publishes a word rings after it, so looking again before is for nothing.
+            os.read(bell, 8)
 
-    def _poll(self) -> bool:
+    def _poll(self) -> None:
         # Not in loop(): its variable would keep a session alive that has been unloaded.
-        busy = False
         for loaded in self.sessions.values():
-            busy |= loaded.poll()
-        return busy
+            loaded.poll()
 
     def handle(self, message: messages.Message) -> bool:
         """One message; False for Stop."""
         if isinstance(message, messages.Claim):
-            self.control.send(self.claims(message))
+            recorder = self._recorder(message.session)
+            with self.trace.into(recorder), timed(recorder, "claim", f"round {message.round}"):
+                answer = self.claims(message)
+            self.control.send(answer)
         elif isinstance(message, messages.Load):
             self.load(message)
         elif isinstance(message, messages.Unload):
@@ -185,6 +188,8 @@ class Worker:
             self.control.send(messages.Unloaded(message.session))
         elif isinstance(message, messages.StatsRequest):
             self.control.send(messages.Stats(message.request, self.stats()))
+        elif isinstance(message, messages.TraceRequest):
+            self.control.send(self.traced(message))
         elif isinstance(message, messages.Stop):
             return False
         else:
@@ -219,7 +224,7 @@ class Worker:
                         reason = f"it does not accept {', '.join(foreign)}"
                         declines += [{"node": node, "reason": reason} for node in nodes]
                     else:
-                        claims.append({"nodes": nodes, "reference": answer.reference})
+                        claims.append({"nodes": nodes, "reference": answer.reference, "cost": answer.cost})
                 else:
                     declines.append({"node": self._index(known, answer.node), "reason": text_of(answer.reason)})
         except (Exception, SystemExit) as caught:  # a provider may raise anything in claim()
@@ -257,8 +262,12 @@ class Worker:
         """Compile the session's partitions, in place of an earlier generation."""
         self.unload(message.session, keep_weights=True)
         constants = self._constants(message.session, message.weights)
+        recorder = self._recorder(message.session)
         try:
-            loaded = LoadedSession(message, self.provider, self.name, self._take, constants, self.control.send)
+            with self.trace.into(recorder), timed(recorder, "load", f"{len(message.partitions)} partitions"):
+                loaded = LoadedSession(
+                    message, self.provider, self.name, self._take, constants, self.control.send, self.trace
+                )
         except (OutriderError, OSError, MemoryError) as error:
             told = error_to_plain(error)
             refused = [{"partition": -1, "unit": -1, "reason": told["message"], "traceback": told["traceback"]}]
@@ -276,13 +285,38 @@ class Worker:
         if loaded is not None:
             loaded.unload()
         if not keep_weights:
+            self.recorders.pop(session, None)
             self.constants.pop(session, None)
             for descriptor in self.weights.pop(session, {}).values():
                 os.close(descriptor)
 
+    def _recorder(self, session: int) -> Recorder | None:
+        """Where the spans of a session go; None if it is not traced."""
+        recorder = self.recorders.get(session)
+        return recorder if recorder is not None and recorder.on else None
+
+    def traced(self, message: messages.TraceRequest) -> messages.TraceData:
+        """Begin to trace a session, or stop and hand over the next part of its spans."""
+        session = message.session
+        if message.on:
+            self.recorders.setdefault(session, Recorder()).start()
+        recorder = self.recorders.get(session)
+        if recorder is None:
+            return messages.TraceData(message.request, [], 0, {}, 0, True)
+        recorder.on = message.on
+        if session in self.sessions:
+            self.sessions[session].trace_into(self._recorder(session))
+        spans = [plain_span(span) for span in recorder.take()]
+        return messages.TraceData(
+            message.request, spans, len(recorder), dict(recorder.threads), recorder.dropped, False
+        )
+
     def stats(self) -> dict[str, Any]:
         """{provider: its own counters, sessions: those of each session by its number}."""
-        sessions = {str(number): loaded.stats() for number, loaded in self.sessions.items()}
+        sessions = {}
+        for number, loaded in self.sessions.items():
+            recorder = self.recorders.get(number)
+            sessions[str(number)] = {**loaded.stats(), "operators": {} if recorder is None else recorder.operators}
         try:
             told = plain(dict(self.provider.stats()))
         except Exception as error:  # anyone's stats()

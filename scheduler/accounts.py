@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outrider.providers.wire.dtypes import is_tensor, storage_bytes
 from outrider.providers.wire.failures import first_names
-from outrider.providers.wire.graph import Graph, TensorRef, Value
+from outrider.providers.wire.graph import Graph, Node, TensorRef
+from outrider.scheduler.costs import value_bytes
 from outrider.scheduler.deploy import Blueprint, UnitGraphs
 from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.monitor import Worker
+from outrider.scheduler.options import AT_ONCE
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.planning import CALLER
+from outrider.scheduler.replica import Replica
 from outrider.scheduler.report import (
     CALLER as THE_CALLER,
 )
@@ -27,83 +31,196 @@ from outrider.scheduler.report import (
 from outrider.scheduler.runner import Runner
 
 
-def placement_report(placer: Placer, blueprint: Blueprint, fleet: Fleet) -> PlacementReport:
-    """The report of a placed model."""
-    graph, plan = blueprint.graph, blueprint.plan
-    names = [worker.name for worker in placer.workers]
-    cutter = UnitGraphs(graph)
-    partition_of: dict[int, int] = {}
+def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fleet: Fleet) -> PlacementReport:
+    """The report of a placed model: partitions and transfers of every replica, each node where the first has it."""
+    counts = dict.fromkeys((worker.name for worker in workers), 0)
+    held: dict[str, dict[str, int]] = {name: {} for name in counts}
+    idle: dict[str, str] = {}
     partitions: list[PlacedPartition] = []
-    held: dict[str, dict[str, int]] = {name: {} for name in names}
-    for number, partition in enumerate(plan.partitions):
+    transfers: list[Transfer] = []
+    for number, replica in enumerate(replicas):
+        placer, plan = replica.placer, replica.blueprint.plan
+        names = [worker.name for worker in placer.workers]
+        partitions += _partitions(replica, number, len(partitions), names, held)
+        transfers += _transfers(replica.blueprint, names)
+        for owner in plan.owner:
+            if owner is not None:
+                counts[names[owner]] += 1
+        idle.update((name, _why_idle(placer, i)) for i, name in enumerate(names) if not counts[name])
+    providers = [
+        PlacedProvider(
+            worker.name,
+            worker.life.state,
+            counts[worker.name],
+            sum(held[worker.name].values()),
+            "" if counts[worker.name] else idle[worker.name],
+        )
+        for worker in workers
+    ]
+    providers += [PlacedProvider(name, "absent", reason=reason) for name, reason in fleet.absent.items()]
+    first = replicas[0].placer
+    return PlacementReport(
+        partitions, _nodes(replicas[0]), transfers, group_declines(_refusals(first)), providers, _notes(replicas)
+    )
+
+
+def _partitions(
+    replica: Replica, number: int, before: int, names: Sequence[str], held: Mapping[str, dict[str, int]]
+) -> list[PlacedPartition]:
+    """The partitions of replica `number`, numbered from `before`; `held` gets the weights of each provider."""
+    graph, plan = replica.blueprint.graph, replica.blueprint.plan
+    cutter = UnitGraphs(graph)
+    partitions = []
+    for position, partition in enumerate(plan.partitions, before):
         weights: dict[str, int] = {}
         nodes: list[str] = []
         for unit in partition.units:
-            partition_of.update(dict.fromkeys(plan.units[unit].nodes, number))
             nodes += [graph.nodes[i].name for i in plan.units[unit].nodes]
-            weights.update(_weights(cutter.cut(plan.units[unit], blueprint.interfaces[unit])))
+            weights.update(_weights(cutter.cut(plan.units[unit], replica.blueprint.interfaces[unit])))
         provider = names[partition.provider]
         held[provider].update(weights)
-        partitions.append(PlacedPartition(number, provider, tuple(nodes), sum(weights.values())))
-    placed = []
-    counts = dict.fromkeys(names, 0)
-    for i, node in enumerate(graph.nodes):
-        owner = plan.owner[i]
-        provider_name = None if owner is None else names[owner]
-        if provider_name is not None:
-            counts[provider_name] += 1
-        served = placer.answers.reference(0 if owner is None else owner, node.name)
-        placed.append(PlacedNode(node.name, node.op_type, node.domain, provider_name, partition_of.get(i), served))
-    values = cutter.values
+        partitions.append(PlacedPartition(position, provider, tuple(nodes), sum(weights.values()), number))
+    return partitions
+
+
+def _transfers(blueprint: Blueprint, names: Sequence[str]) -> list[Transfer]:
+    plan, values = blueprint.plan, UnitGraphs(blueprint.graph).values
     transfers = []
     for edge in blueprint.edges:
         source = THE_CALLER if edge.producer == CALLER else names[plan.partitions[edge.producer].provider]
         targets = dict.fromkeys(names[plan.partitions[consumer].provider] for consumer in edge.consumers)
-        for target in [*targets, *([THE_CALLER] if edge.to_caller else [])]:
-            if target != source:
-                transfers.append(Transfer(edge.value, source, target, _bytes_of(values[edge.value])))
-    refusals = [
-        Refusal(node.name, node.op_type, node.domain, names[provider], placer.answers.reason(provider, node.name))
-        for provider in range(len(names))
-        for node in graph.nodes
-        if not placer.answers.claimed(provider, node.name)
-    ]
-    providers = [
-        PlacedProvider(worker.name, worker.life.state, counts[worker.name], sum(held[worker.name].values()))
-        for worker in placer.workers
-    ]
-    providers += [PlacedProvider(name, "absent", reason=reason) for name, reason in fleet.absent.items()]
-    dropped = [
-        f"a claim of {names[one.offer.provider]} on {first_names([graph.nodes[i].name for i in one.offer.nodes])} "
-        f"was dropped: {one.reason}"
-        for one in plan.dropped
-    ]
-    notes = tuple(dict.fromkeys([*placer.loaded.notes, *placer.notes, *dropped]))
-    return PlacementReport(partitions, placed, transfers, group_declines(refusals), providers, notes)
+        for to in [*targets, *([THE_CALLER] if edge.to_caller else [])]:
+            if to != source:
+                transfers.append(Transfer(edge.value, source, to, value_bytes(values[edge.value])))
+    return transfers
 
 
-def session_stats(placer: Placer, blueprint: Blueprint, fleet: Fleet, runner: Runner, session: int) -> dict[str, Any]:
+def _nodes(replica: Replica) -> list[PlacedNode]:
+    placer, plan = replica.placer, replica.blueprint.plan
+    partition_of = {
+        node: number
+        for number, partition in enumerate(plan.partitions)
+        for unit in partition.units
+        for node in plan.units[unit].nodes
+    }
+    placed = []
+    for i, node in enumerate(replica.blueprint.graph.nodes):
+        owner = plan.owner[i]
+        name = None if owner is None else placer.workers[owner].name
+        served = placer.answers.reference(0 if owner is None else owner, node.name)
+        placed.append(PlacedNode(node.name, node.op_type, node.domain, name, partition_of.get(i), served))
+    return placed
+
+
+def _refusals(placer: Placer) -> Iterator[Refusal]:
+    for provider, worker in enumerate(placer.workers):
+        for node in placer.graph.nodes:
+            if not placer.answers.claimed(provider, node.name):
+                reason = placer.answers.reason(provider, node.name)
+                yield Refusal(node.name, node.op_type, node.domain, worker.name, reason)
+
+
+def _notes(replicas: Sequence[Replica]) -> tuple[str, ...]:
+    """Remarks of all replicas, without repetitions."""
+    placer = replicas[0].placer
+    notes: list[str] = []
+    if len(replicas) > 1:
+        notes.append(f"{len(replicas)} replicas; a node is shown where the first has it")
+    if placer.options.strategy in AT_ONCE:
+        workers = dict.fromkeys(worker for replica in replicas for worker in replica.placer.workers)
+        notes.append(f"threads: {', '.join(f'{worker.name} {worker.threads}' for worker in workers)}")
+    for replica in replicas:
+        placer, graph = replica.placer, replica.blueprint.graph
+        notes += [*placer.loaded.notes, *placer.notes, *placer.decision.notes]
+        for one in replica.blueprint.plan.dropped:
+            claimed = first_names([graph.nodes[i].name for i in one.offer.nodes])
+            notes.append(f"a claim of {placer.workers[one.offer.provider].name} on {claimed} was dropped: {one.reason}")
+    return tuple(dict.fromkeys(notes))
+
+
+def _why_idle(placer: Placer, provider: int) -> str:
+    """Why a provider got nothing."""
+    taken = [move.target for move in placer.decision.moves if move.source == provider]
+    if taken:
+        names = ", ".join(placer.workers[target].name for target in sorted(set(taken)))
+        return f"what it would have had does not earn its hops and went to {names}"
+    claimed = [i for i, node in enumerate(placer.graph.nodes) if placer.answers.claimed(provider, node.name)]
+    if not claimed:
+        return "it claims none of the nodes"
+    owners = {owner for i in claimed for owner in [placer.plan.owner[i]] if owner is not None}
+    if not owners:
+        return "it claims constants only, which their readers compute"
+    return f"all that it claims went to {', '.join(placer.workers[owner].name for owner in sorted(owners))}"
+
+
+def session_stats(runner: Runner, workers: Sequence[Worker], fleet: Fleet) -> dict[str, Any]:
     """Counters of coordinator and workers since the session was made (a worker's: since it last started)."""
-    copies, copied = runner.counters.copies, runner.counters.copied_bytes
-    allocated = 0 if runner.generation is None else runner.generation.places.allocated_bytes
+    counted = runner.counters()
+    copies, copied, allocated, partitions = counted.copies, counted.copied_bytes, 0, 0
+    for replica in runner.replicas:
+        partitions += len(replica.blueprint.plan.partitions)
+        if replica.generation is not None:
+            allocated += replica.generation.places.allocated_bytes
+    numbers = [str(replica.deployer.session) for replica in runner.replicas]
     providers: dict[str, Any] = {}
-    for worker in placer.workers:
+    served: dict[tuple[str, int], list[float]] = {}  # (session number, partition) -> [runs, seconds]
+    operators: dict[str, list[float]] = {}
+    for worker in workers:
         told = fleet.stats_of(worker)
-        mine = told.get("sessions", {}).get(str(session), {})
+        mine: dict[str, int] = {}
+        for number in numbers:
+            counters = dict(told.get("sessions", {}).get(number, {}))
+            served.update(((number, partition), totals) for partition, *totals in counters.pop("partitions", []))
+            for operator, totals in counters.pop("operators", {}).items():
+                before = operators.get(operator, [0, 0])
+                operators[operator] = [before[0] + totals[0], before[1] + totals[1]]
+            for name, value in counters.items():
+                mine[name] = mine.get(name, 0) + value
         copies += mine.get("copies", 0)
         copied += mine.get("copied_bytes", 0)
         allocated += mine.get("allocated_bytes", 0)
         providers[worker.name] = {**told.get("provider", {}), **mine}
-    report = placement_report(placer, blueprint, fleet)
+    first = runner.replicas[0]
     return {
-        "runs": runner.counters.runs,
+        "runs": counted.runs,
         "copies": copies,
         "copied_bytes": copied,
         "allocated_bytes": allocated,
-        "reference_nodes": len(report.reference_nodes),
-        "partitions": len(blueprint.plan.partitions),
+        "reference_nodes": sum(one.reference for one in _nodes(first)),
+        "partitions": partitions,
         "providers": providers,
+        "per_partition": [one for replica in runner.replicas for one in _per_partition(replica, served)],
+        "per_operator": _per_operator(first.blueprint.graph, operators),
     }
+
+
+def _per_partition(replica: Replica, served: Mapping[tuple[str, int], Sequence[float]]) -> list[dict[str, Any]]:
+    """Of each partition what it is, how many runs its worker has served, and how many seconds they took there."""
+    blueprint = replica.blueprint
+    made = []
+    for number, partition in enumerate(blueprint.plan.partitions):
+        runs, seconds = served.get((str(replica.deployer.session), number), (0, 0))
+        nodes = sum(len(blueprint.plan.units[unit].nodes) for unit in partition.units)
+        provider = blueprint.workers[partition.provider].name
+        made.append({"partition": number, "provider": provider, "nodes": nodes, "runs": runs, "seconds": seconds})
+    return made
+
+
+def _per_operator(graph: Graph, operators: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """`operators`: 'domain::op' -> (executions, seconds), of what was traced."""
+    nodes = Counter(node.label for node in _every_node(graph))
+    return {
+        operator: {"nodes": nodes[operator], "runs": runs, "seconds": seconds}
+        for operator, (runs, seconds) in sorted(operators.items())
+    }
+
+
+def _every_node(graph: Graph) -> Iterator[Node]:
+    """Those of bodies too."""
+    for node in graph.nodes:
+        yield node
+        for _, body in node.bodies():
+            yield from _every_node(body)
 
 
 def _weights(graph: Graph) -> dict[str, int]:
@@ -117,13 +234,3 @@ def _weights(graph: Graph) -> dict[str, int]:
             for name, nbytes in _weights(body).items():
                 found[f"{node.name}/{name}"] = nbytes
     return found
-
-
-def _bytes_of(value: Value) -> int | None:
-    """Bytes of a value whose shape is static; None otherwise."""
-    if value.shape is None or not is_tensor(value.dtype) or value.dtype == "string":
-        return None
-    dims = [dim for dim in value.shape if isinstance(dim, int)]
-    if len(dims) != len(value.shape):
-        return None
-    return storage_bytes(value.dtype, math.prod(dims))

@@ -1,8 +1,14 @@
-"""How many CPU cores this process may use: its affinity, bounded by the CPU quota of its cgroup (v2 or v1)."""
+"""How many CPU cores this process may use, and how workers that compute at once share them.
+
+Usable are those of the process's affinity, bounded by the CPU quota of its cgroup (v2 or v1). A worker that is given no
+number of threads gets one per usable core, since workers of one run follow one another; only with a strategy that keeps
+several of them busy ('pipeline', 'replicate') the cores are shared out.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -32,3 +38,9 @@ def usable_cores() -> int:
     cores = len(os.sched_getaffinity(0))
     quota = _quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def thread_share(cores: int, wanted: Sequence[int | None]) -> int:
+    """Threads, at least 1, of each worker that leaves its number open (None), when all of `wanted` compute at once."""
+    given = sum(threads for threads in wanted if threads is not None)
+    return max(1, (cores - given) // max(1, wanted.count(None)))

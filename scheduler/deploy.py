@@ -20,10 +20,12 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
+from outrider.providers.wire.spans import Recorder
 from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
+from outrider.scheduler.trace import spanned
 from outrider.scheduler.waves import own_before
 from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
@@ -76,6 +78,7 @@ class Generation:
     first_bells: list[Doorbell]
     partition_nodes: list[list[str]]
     partitions_of: dict[int, set[int]]  # board -> its partitions
+    leases: tuple[Leases, ...]  # of all output pools
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
     def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
@@ -202,6 +205,7 @@ class Deployer:
         self.weights = weights  # weight segment -> descriptor
         self.slot_bells = slot_bells
         self.deadline = deadline
+        self.recorder: Recorder | None = None  # of the session's trace
         self._generation = 0
         self._weight_ids: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, segment) -> descriptor id
 
@@ -215,6 +219,7 @@ class Deployer:
             ids[segment] = self._weight_ids[key]
         return ids
 
+    @spanned("deploy")
     def deploy(self, blueprint: Blueprint) -> Generation:
         """Load the plan everywhere. `refused` names units that did not compile; such a generation must not run.
 
@@ -292,6 +297,7 @@ class Deployer:
                 [blueprint.graph.nodes[n].name for unit in partition.units for n in blueprint.plan.units[unit].nodes]
                 for partition in blueprint.plan.partitions
             ],
+            leases=tuple(side.leases for side in sides.values()),
             partitions_of={one: {n for n, board in enumerate(numbering.board_of) if board == one} for one in used},
         )
         for one, future in waiting:

@@ -33,8 +33,9 @@ __all__ = [
     "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "OutOfMemoryError", "OutputNotFoundError",
     "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
     "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
-    "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "UnknownOptionError", "UnknownProviderError",
-    "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError", "WorkerDiedError",
+    "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError", "UnknownOptionError",
+    "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError",
+    "WorkerDiedError",
 ]  # fmt: skip
 
 
@@ -163,6 +164,12 @@ class SessionClosedError(OutriderError, RuntimeError):
     """The session or fleet was closed before this call. Results obtained earlier stay valid."""
 
     _fields = ("what",)
+
+
+class TraceError(OutriderError, RuntimeError):
+    """A trace cannot begin, because one is on; cannot end, because none is; or cannot be written to `path`."""
+
+    _fields = ("path", "reason")
 
 
 class ForkedSessionError(OutriderError, RuntimeError):

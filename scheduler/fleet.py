@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire import messages
-from outrider.scheduler.cores import usable_cores
+from outrider.scheduler.cores import thread_share, usable_cores
 from outrider.scheduler.errors import (
     ForkedSessionError,
     OutriderError,
@@ -44,26 +44,35 @@ class Fleet:
         self._setup(parse_providers(providers), SessionOptions().start_deadline, None)
 
     @classmethod
-    def _of(cls, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None) -> Fleet:
-        """A session's own fleet, from checked specs. `threads`: for those that leave it open, None for all cores."""
+    def _of(
+        cls, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None, at_once: bool = False
+    ) -> Fleet:
+        """A session's own fleet, from checked specs.
+
+        `threads`: of each worker that leaves it open; None for all cores, or a share of them if the workers are to
+        compute `at_once`.
+        """
         fleet = cls.__new__(cls)
-        fleet._setup(specs, start_deadline, threads)
+        fleet._setup(specs, start_deadline, threads, at_once)
         return fleet
 
     @limits_told()
-    def _setup(self, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None) -> None:
+    def _setup(
+        self, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None, at_once: bool = False
+    ) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
-        cores = threads or usable_cores()
+        wanted = [spec.threads or threads for spec in specs if computes(spec)]
+        open_share = thread_share(usable_cores(), wanted) if at_once else usable_cores()
         self._monitor = Monitor(start_deadline)
         self._finalizer = weakref.finalize(self, self._monitor.shutdown)
         try:
             self._monitor.start()
             for index, spec in enumerate(specs):
                 kind, device = _place(spec.kind)
-                worker = Worker(index, spec.display, kind, device, spec, spec.threads or cores)
+                worker = Worker(index, spec.display, kind, device, spec, spec.threads or threads or open_share)
                 self._monitor.workers.append(worker)
                 self._monitor.start_worker(worker)
             for worker in self._monitor.workers:
@@ -194,6 +203,16 @@ class Fleet:
             log.warning("worker %s tells no counters: %s", worker.name, error or f"busy for {STATS_SECONDS:g} s")
             return {}
         return data
+
+    def ask_for_spans(self, worker: Worker, session: int, on: bool) -> concurrent.futures.Future[messages.TraceData]:
+        """Have a worker begin (`on`) or end to trace a session; the next part of its spans comes as the answer."""
+        number = next(self._numbers)
+        return self._monitor.request(worker, messages.TraceRequest(number, session, on), ("TraceData", number))
+
+
+def computes(spec: ProviderSpec) -> bool:
+    """Whether the worker takes part in sharing out the cores: all but `null`, which computes nothing."""
+    return target(spec.kind).kind != "null"
 
 
 def _place(kind: str) -> tuple[str, int]:

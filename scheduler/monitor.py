@@ -544,6 +544,8 @@ def _key_of(message: messages.Message) -> tuple[Any, ...]:
         return ("Unloaded", message.session)
     if isinstance(message, messages.Stats):
         return ("Stats", message.request)
+    if isinstance(message, messages.TraceData):
+        return ("TraceData", message.request)
     return (type(message).__name__,)
 
 

@@ -17,9 +17,12 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
 from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
+from outrider.shm.spin import MAX_MICROSECONDS
 
 OPTIMIZATIONS = ("none", "basic", "all")
 STRATEGIES = ("priority", "cost", "pipeline", "replicate")
+AT_ONCE = ("pipeline", "replicate")  # strategies by which workers compute at once
+WEIGHING = ("cost", "pipeline")  # strategies that weigh costs
 QUEUES = ("block", "reject")
 MAX_IN_FLIGHT = 64
 DEFAULT_OUTPUT_MEMORY = 1 << 30
@@ -29,11 +32,13 @@ _CONFIG: dict[str, Mapping[str, Any] | None] = {
     "ep.context_enable": {"0": False, "1": True, "false": False, "true": True},
     "ep.context_file_path": None,
     "ep.context_embed_mode": {"0": 0, "1": 1},
+    "spin_us": {str(count): count for count in range(MAX_MICROSECONDS + 1)},
 }
 _CONFIG_EXPECTED = {
     "optimization": "none, basic, all",
     "ep.context_enable": "0, 1, true, false",
     "ep.context_embed_mode": "0, 1",
+    "spin_us": f"0 to {MAX_MICROSECONDS}",
 }
 _CONFIG_DEFAULT: dict[str, Any] = {"ep.context_enable": False, "ep.context_file_path": "", "ep.context_embed_mode": 1}
 
@@ -139,19 +144,26 @@ class SessionOptions(_Options):
     """How a session is made and runs. Times are in seconds, memory in bytes.
 
     - `optimization`: 'none' (as written), 'basic' (bit-equal inside a unit), 'all' (within tolerance).
-    - `strategy`: 'priority', each node to the first provider that claims it; others are not built yet.
+    - `strategy`: 'priority', each node to the first provider that claims it; 'cost', the same, but what does not earn
+      its hop between workers goes to another claimant, as far as costs are known (`warmup` measures them); 'pipeline',
+      workers of one kind share a model in balanced stages: k stages are full with k + 1 runs in flight; 'replicate',
+      each worker of a kind has the whole model and runs go to one that is free.
     - `fallback`: nodes that a provider claimed and then cannot compile go to the next claimant, else ClaimBrokenError.
       After the death of a worker they do not move yet.
     - `replay`: whether a partition that was running when its worker died is run again. Not built yet: today such a run
       raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
-    - `max_in_flight`: 1 to 64 runs at once; `queue`, `queue_size`: what happens to more than those.
+    - `max_in_flight`: 1 to 64 runs at once, but at least one per replica. Others wait in the order in which they were
+      asked for, `queue_size` of them at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run
+      raise QueueFullError.
     - `pins`: node name or pattern -> provider; hard. A body runs where the node that holds it runs. `prefer`: the soft
       form, not built yet.
     - `fleet`: use this Fleet's workers instead of starting some. `base_dir`: the folder of external data for a model
       given as bytes or proto. `output_memory`: bytes of results that a worker lends out before they are copied instead.
-    - `config`: the same as strings, for configuration files; known keys: 'optimization'.
+    - `config`: more as strings, for configuration files. 'optimization': as above. 'spin_us', '0' to '1000': how many
+      microseconds callers and workers look for what they wait for before they block; worth it only with more idle cores
+      than workers and partitions shorter than that, and given up for a while where it mostly fails.
 
     Raises InvalidOptionError, UnknownOptionError, UnsupportedOptionError.
     """
@@ -199,13 +211,15 @@ class SessionOptions(_Options):
         self._integer("output_memory", 0)
         self._mapping("config", str, "str")
         self._apply_config()
-        self._not_yet("strategy", "priority", "only 'priority' places nodes today.")
         self._not_yet("deadline", None, "runs have no deadline yet.")
         self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
-        self._not_yet("queue", "block", "a run waits for a free slot.")
-        self._not_yet("queue_size", 64, "the number of waiting runs is not bounded yet.")
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
         self._not_yet("spares", 0, "no spare workers are kept yet.")
+
+    @property
+    def spin_us(self) -> int:
+        """Microseconds for which callers and workers look for what they wait for before they block; 0 by default."""
+        return int(self.config.get("spin_us", "0"))
 
     def _check_fleet(self) -> None:
         if self.fleet is None:
@@ -233,7 +247,7 @@ class SessionOptions(_Options):
                 if self.optimization not in ("all", value):
                     raise invalid_option("config['optimization']", text, f"{self.optimization!r} as in optimization=")
                 self._set("optimization", value)
-            elif value != _CONFIG_DEFAULT[key]:
+            elif key != "spin_us" and value != _CONFIG_DEFAULT[key]:
                 name = f"SessionOptions.config[{key!r}]"
                 raise unsupported_option(name, text, "EPContext models are not written yet.")
 
@@ -281,7 +295,8 @@ class ProviderSpec(_Options):
 
     - `kind`: 'cpu', 'null', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells instances apart.
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
-    - `threads`: CPU threads, None for all usable cores.
+    - `threads`: CPU threads, None for all usable cores; with strategy 'pipeline' or 'replicate' the session's workers
+      share those evenly.
     - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped.
     - `options`: passed to the provider's `setup(context)` as `context.options`; plain data: text, numbers, bytes, None,
       and lists and dicts of these.

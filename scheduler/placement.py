@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,12 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_from_plain, first_names
 from outrider.providers.wire.graph import Graph, Node, Value
 from outrider.providers.wire.pack import pack_graph
+from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning
 from outrider.scheduler.collector import collector_paused
+from outrider.scheduler.costs import Costs, estimate, measured
+from outrider.scheduler.crossings import measured_crossing
 from outrider.scheduler.deploy import Blueprint, Deployer
 from outrider.scheduler.errors import (
     ClaimBrokenError,
@@ -32,8 +36,10 @@ from outrider.scheduler.failures import KINDS
 from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.monitor import Worker
-from outrider.scheduler.options import SessionOptions, unsupported_option
+from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
+from outrider.scheduler.strategy import Decision, Question, decide, teams
+from outrider.scheduler.trace import spanned
 
 NOT_CLAIMED = "not claimed"
 
@@ -42,7 +48,7 @@ NOT_CLAIMED = "not claimed"
 class Answers:
     """What the providers said, by node name, so that it survives the inlining of functions."""
 
-    claims: list[tuple[int, tuple[str, ...], bool]] = field(default_factory=list)  # (provider, nodes, reference)
+    claims: list[tuple[int, tuple[str, ...], float | None]] = field(default_factory=list)  # (provider, nodes, cost)
     declines: dict[tuple[int, str], str] = field(default_factory=dict)
     refused: set[tuple[int, str]] = field(default_factory=set)
     _claimed: dict[tuple[int, str], bool] = field(default_factory=dict)  # (provider, node) -> by a stop-gap
@@ -60,7 +66,11 @@ class Answers:
                 raise ClaimError(f"provider {name} made {reason}", provider=name, reason=reason)
             names = tuple(shown[index] for index in nodes)
             reference = bool(claim.get("reference"))
-            self.claims.append((provider, names, reference))
+            cost = claim.get("cost")
+            if cost is not None and not (isinstance(cost, float) and 0 <= cost < math.inf):
+                reason = f"a claim whose cost is {cost!r}, no number of seconds"
+                raise ClaimError(f"provider {name} made {reason}", provider=name, reason=reason)
+            self.claims.append((provider, names, cost))
             self._claimed.update(dict.fromkeys(((provider, one) for one in names), reference))
         for decline in answer.declines:
             index = decline.get("node")
@@ -79,8 +89,8 @@ class Answers:
     def offers(self, position: Mapping[str, int]) -> list[planning.Offer]:
         """The claims that stand, for a graph with these node positions."""
         return [
-            planning.Offer(provider, tuple(position[name] for name in nodes))
-            for provider, nodes, _ in self.claims
+            planning.Offer(provider, tuple(position[name] for name in nodes), cost)
+            for provider, nodes, cost in self.claims
             if all(name in position for name in nodes) and not any((provider, name) in self.refused for name in nodes)
         ]
 
@@ -132,12 +142,21 @@ def left_over(graph: Graph, positions: Sequence[int]) -> Graph:
     return dataclasses.replace(graph, nodes=tuple(chosen), inputs=tuple(inputs.values()), outputs=tuple(outputs))
 
 
-def check_pins(loaded: LoadedModel, pins: Mapping[str, str], providers: Sequence[str]) -> None:
+def check_pins(loaded: LoadedModel, options: SessionOptions, specs: Sequence[ProviderSpec]) -> None:
     """What can be said of pins before any process starts; keys only where no call can be inlined, which adds names.
 
-    Raises UnknownProviderError, PinNotFoundError, and UnsupportedOptionError for a node of a body.
+    Raises UnknownProviderError, PinNotFoundError, UnsupportedOptionError for a node of a body, and InvalidOptionError
+    for a pin to one of several workers that each have a replica.
     """
+    pins, providers = options.pins, [spec.display for spec in specs]
     pinning.check_providers(pins, providers)
+    if options.strategy == "replicate":
+        for team in teams(specs):
+            names = [specs[position].display for position in team]
+            for key, provider in pins.items():
+                if len(team) > 1 and provider in names:
+                    expected = f"a provider that all replicas have: each of {', '.join(names)} has a replica of its own"
+                    raise invalid_option(f"pins[{key!r}]", provider, expected)
     holders = {name: node.name for node in loaded.graph.nodes for name in _body_names(node)}
     for key, provider in pins.items():
         held = [key] if key in holders else [name for name in holders if fnmatch.fnmatchcase(name, key)]
@@ -175,8 +194,16 @@ class Placer:
         self.notes: list[str] = []
         self.plan: planning.Plan
         self.nodes: list[planning.PlanNode]
+        self.decision: Decision
+        self.measured: list[tuple[list[int], float]] = []  # nodes, and the seconds that they took together
+        self._offers: list[planning.Offer]
         self._rounds = 0
         self._last: tuple[tuple[Any, ...], planning.Plan] | None = None
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Where spans go while the session is traced."""
+        return self.deployer.recorder
 
     @property
     def graph(self) -> Graph:
@@ -221,6 +248,8 @@ class Placer:
             )
         if self.plan.unclaimed:
             raise self._unsupported()
+        self.decision = self._decide(assignment)
+        self.plan = self.decision.plan
         inputs = [value.name for value in self.graph.inputs]
         outputs = [value.name for value in self.graph.outputs]
         return Blueprint(
@@ -230,9 +259,14 @@ class Placer:
             interfaces=planning.interfaces(self.plan, self.nodes, inputs, outputs),
             workers=self.workers,
             optimization=self.options.optimization,
-            slots=self.options.max_in_flight,
+            slots=len(self.deployer.slot_bells),
             output_memory=self.options.output_memory,
         )
+
+    def learn(self, took: Sequence[tuple[list[int], float]]) -> Blueprint:
+        """Plan with what was measured: nodes (positions), and the seconds that they took together in one run."""
+        self.measured = list(took)
+        return self.replan()
 
     def refuse(self, blueprint: Blueprint, refused: Sequence[tuple[int, int, str, str]]) -> None:
         """Take the units that did not compile from their providers. Raises ClaimBrokenError when that is not wanted.
@@ -259,6 +293,7 @@ class Placer:
             self.answers.refuse(placed.provider, nodes, reason)
 
     # Asking --------------------------------------------------------------------------------------------------------
+    @spanned("claim")
     def _ask(self, graph: Graph) -> None:
         self._rounds += 1
         packed = pack_graph(graph)
@@ -295,6 +330,7 @@ class Placer:
         )
 
     # Planning ------------------------------------------------------------------------------------------------------
+    @spanned("plan")
     def _planned(self, assignment: Mapping[int, int]) -> planning.Plan:
         """The plan of the answers so far; the last one again when nothing that it depends on has changed."""
         depends = (self.graph, len(self.answers.claims), len(self.answers.refused), dict(assignment))
@@ -302,12 +338,29 @@ class Placer:
             return self._last[1]
         self.nodes = plan_nodes(self.graph)
         position = {node.name: i for i, node in enumerate(self.graph.nodes)}
+        self._offers = self.answers.offers(position)
+        planned = self._make(assignment, ())
+        self._last = (depends, planned)
+        return planned
+
+    def _make(self, assignment: Mapping[int, int], preferred: Collection[int]) -> planning.Plan:
         traits = [planning.ProviderTraits(w.name, w.hello is not None and w.hello.merge) for w in self.workers]
         made = {name for node in self.nodes for name in node.outputs}
         outputs = [value.name for value in self.graph.outputs if value.name in made]
-        planned = planning.plan(self.nodes, self.answers.offers(position), traits, outputs, assignment)
-        self._last = (depends, planned)
-        return planned
+        return planning.plan(self.nodes, self._offers, traits, outputs, assignment, preferred)
+
+    def _decide(self, assignment: Mapping[int, int]) -> Decision:
+        """The plan of the session's strategy, from one by priority that can run."""
+
+        def make(preferred: Collection[int]) -> planning.Plan:
+            return self._make(assignment, preferred) if preferred else self._planned(assignment)
+
+        question = Question(self.graph, self.nodes, self._offers, self.workers, assignment, make)
+        return decide(self.options.strategy, question, self.costs)
+
+    def costs(self) -> Costs:
+        """What nodes and crossings cost, with what was measured of this model put in."""
+        return measured(estimate(self.graph, measured_crossing()), self.measured)
 
     def _pins(self, providers: Sequence[str]) -> dict[int, int]:
         wanted = dict(self.options.pins)

@@ -6,7 +6,7 @@ nodes made of constants only are computed by each consumer for itself where its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.scheduler.waves import cyclic_groups, owner_waves, topological_order
@@ -39,10 +39,14 @@ class PlanNode:
 
 @dataclass(frozen=True)
 class Offer:
-    """One claim: the provider's position in the priority order, and positions of nodes."""
+    """One claim: the provider's position in the priority order, and positions of nodes.
+
+    `cost`: seconds that the provider says it takes for them; None where it says nothing.
+    """
 
     provider: int
     nodes: tuple[int, ...]
+    cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class _Problem:
     reads_constants: list[bool]  # whether a predecessor is constant
     output_nodes: list[int]
     pins: Mapping[int, int]
-    ranked: list[int]  # offers, those that keep a pin first, then by provider and position
+    ranked: list[int]  # offers, those that keep a pin first, then the preferred, then by provider and position
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,7 @@ def plan(
     providers: Sequence[ProviderTraits],
     graph_outputs: Sequence[str],
     pins: Mapping[int, int] | None = None,
+    preferred: Collection[int] = (),
 ) -> Plan:
     """Assign `nodes` (in topological order) to `providers` (in priority order) and cut them into partitions.
 
@@ -168,9 +173,11 @@ def plan(
     `merge` provider lapse; such a provider computes those that it claimed, with all that they are made of, in each of
     its units. Any other constant that is needed, or is a graph output, is an ordinary node of its first claimant.
 
+    `preferred`: positions of offers that go before all others but those that keep a pin; a strategy chose them.
+
     Raises ClaimError for malformed offers, ValueError for nodes that are not in topological order.
     """
-    problem = _state(nodes, offers, providers, graph_outputs, pins or {})
+    problem = _state(nodes, offers, providers, graph_outputs, pins or {}, preferred)
     lost: set[int] = set()
     dropped: list[DroppedClaim] = []
     while True:
@@ -191,6 +198,7 @@ def _state(
     providers: Sequence[ProviderTraits],
     graph_outputs: Sequence[str],
     pins: Mapping[int, int],
+    preferred: Collection[int],
 ) -> _Problem:
     _check_offers(nodes, offers, providers)
     constant = [node.constant for node in nodes]
@@ -209,6 +217,9 @@ def _state(
         predecessors.append(needed)
     pins = {position: provider for position, provider in pins.items() if not constant[position]}
     ranked = sorted(range(len(offers)), key=lambda number: offers[number].provider)
+    if preferred:
+        first = frozenset(preferred)
+        ranked.sort(key=lambda number: number not in first)
     if pins:
         keeps_pin = [any(pins.get(position) == offer.provider for position in offer.nodes) for offer in offers]
         ranked.sort(key=lambda number: not keeps_pin[number])

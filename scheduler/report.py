@@ -18,12 +18,14 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class PlacedPartition:
-    """One partition, `id` in order of execution. `nodes`: full names. `weight_bytes`: constants its nodes read."""
+    """One partition, `id` in order of execution within a replica. `nodes`: full names. `weight_bytes`: constants its
+    nodes read. `replica`: the number of the replica that it belongs to."""
 
     id: int
     provider: str
     nodes: tuple[str, ...]
     weight_bytes: int = 0
+    replica: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class PlacedProvider:
-    """One provider, in priority order. `reason` says why one did not start, '' otherwise."""
+    """One provider, in priority order. `reason` says why one did not start or got nothing, '' otherwise."""
 
     name: str
     state: str
@@ -163,6 +165,11 @@ class PlacementReport:
         return [one.name for one in self.nodes if one.reference]
 
     @property
+    def replicas(self) -> int:
+        """How many times the model is loaded."""
+        return 1 + max((one.replica for one in self.partitions), default=0)
+
+    @property
     def idle_providers(self) -> list[str]:
         """Providers that got no node."""
         return [one.name for one in self.providers if not one.nodes]
@@ -189,7 +196,8 @@ class PlacementReport:
         constant = sum(one.partition is None for one in self.nodes)
         nodes = _count(len(self.nodes), "node") + (f", {constant} of them constant," if constant else "")
         parts = [nodes, _count(len(self.partitions), "partition"), _count(used, "provider")]
-        return f"{parts[0]} in {parts[1]} on {parts[2]}"
+        replicas = f", {self.replicas} replicas" if self.replicas > 1 else ""
+        return f"{parts[0]} in {parts[1]} on {parts[2]}{replicas}"
 
     def _provider_lines(self) -> list[str]:
         width = max((len(one.name) for one in self.providers), default=0)
@@ -197,13 +205,17 @@ class PlacementReport:
         for one in self.providers:
             size = f"{_count(one.nodes, 'node')}, weights {format_bytes(one.weight_bytes)}"
             what = size if one.nodes else "got nothing"
-            why = f" ({one.reason})" if one.reason else ""
-            lines.append(f"{one.name:{width}}  {one.state}{why}: {what}")
+            if one.state == "absent":
+                lines.append(f"{one.name:{width}}  absent ({one.reason}): {what}")
+            else:
+                why = f", since {one.reason}" if one.reason else ""
+                lines.append(f"{one.name:{width}}  {one.state}: {what}{why}")
         return lines
 
     def _partition_line(self, one: PlacedPartition) -> str:
         size = f"{_count(len(one.nodes), 'node')}, weights {format_bytes(one.weight_bytes)}"
-        return f"{one.id}  {one.provider}: {size}: {_some(one.nodes)}"
+        replica = f"replica {one.replica}, " if self.replicas > 1 else ""
+        return f"{one.id}  {replica}{one.provider}: {size}: {_some(one.nodes)}"
 
 
 def format_bytes(count: int | None) -> str:

@@ -7,14 +7,16 @@ import copy
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from outrider.providers.wire.graph import TensorRef
+from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
-from outrider.scheduler.deploy import Blueprint, Deployer, Generation
+from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
+from outrider.scheduler.deploy import Blueprint, Deployer
 from outrider.scheduler.errors import (
     ForkedSessionError,
     ProviderUnavailableError,
@@ -26,16 +28,22 @@ from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Worker
-from outrider.scheduler.options import RunOptions, SessionOptions, session_options
+from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.placement import Placer, check_pins
+from outrider.scheduler.replica import Replica, Slot
 from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature
+from outrider.scheduler.strategy import replicas
+from outrider.scheduler.trace import Tracing, run_traced
+from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, timed_partitions
 from outrider.shm.doorbell import Doorbell
+from outrider.shm.processes import forks
 
+CLOSED = "the session was closed"
 INTERRUPTED_SECONDS = 0.5  # what a busy worker gets to stop by itself after Ctrl-C
 
 
@@ -67,20 +75,25 @@ class InferenceSession:
         shared: Fleet | None = chosen.fleet
         specs = [] if shared is not None else parse_providers(providers, provider_options)
         self._resources = _Resources()
+        tracing = self._resources.tracing
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._pid = os.getpid()
+        self._forks = forks()
         self._lock = threading.Lock()
         try:
-            loaded = load_model(model, chosen.base_dir)
+            with timed(tracing.recorder, "load", "model") as told:
+                loaded = load_model(model, chosen.base_dir)
+                told["nodes"] = len(loaded.graph.nodes)
             self._resources.loaded = loaded
             if shared is not None:
                 shared.check_open()
                 fleet = shared
                 workers = fleet.select(providers, provider_options)
-                check_pins(loaded, chosen.pins, [worker.name for worker in workers])
+                check_pins(loaded, chosen, [worker.spec for worker in workers])
             else:
-                check_pins(loaded, chosen.pins, [spec.display for spec in specs])
-                fleet = Fleet._of(specs, chosen.start_deadline, threads)
+                check_pins(loaded, chosen, specs)
+                with timed(tracing.recorder, "start", "workers"):
+                    fleet = Fleet._of(specs, chosen.start_deadline, threads, chosen.strategy in AT_ONCE)
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:
@@ -88,40 +101,54 @@ class InferenceSession:
             self._fleet = fleet
             for worker in workers:
                 fleet.revive(worker)
-            bells: list[Doorbell] = []
-            self._resources.bells = bells
-            for _ in range(chosen.max_in_flight):
-                bells.append(Doorbell())
-            number = fleet.next_session()
-            deployer = Deployer(fleet, number, loaded.store.seal(), bells, chosen.load_deadline)
-            runner = Runner(bells)
-            self._resources.deployer = deployer
-            self._resources.runner = runner
             self._resources.workers = workers
-            fleet.monitor.listeners[number] = runner
-            self._placer = Placer(loaded, workers, deployer, chosen)
-            self._deployer = deployer
-            self._runner = runner
-            self._blueprint, generation = self._deploy(self._placer.place())
-            runner.install(generation)
+            self._runner = self._replicated(loaded, fleet, workers, chosen)
+            for replica in self._runner.replicas:
+                replica.placer.loaded = self._runner.replicas[0].placer.loaded  # calls are inlined once
+                self._deploy(replica, replica.placer.place())
         except BaseException as error:
             self._resources.hurry(type(error))
             self._finalizer()
             raise
-        self._loaded: LoadedModel = self._placer.loaded
+        self._loaded: LoadedModel = self._runner.replicas[0].placer.loaded
         self._inputs = tuple(self._loaded.inputs)
         self._signature: Signature | None = None
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
 
-    def _deploy(self, blueprint: Blueprint) -> tuple[Blueprint, Generation]:
-        """Load the plan; plan again without what a provider refuses to compile."""
+    def _replicated(
+        self, loaded: LoadedModel, fleet: Fleet, workers: Sequence[Worker], chosen: SessionOptions
+    ) -> Runner:
+        """The session's replicas, with nothing loaded yet: one, or as many as the strategy makes of these workers."""
+        groups = replicas(workers, [worker.spec for worker in workers]) if chosen.strategy == "replicate" else [workers]
+        bells: list[Doorbell] = []
+        self._resources.bells = bells
+        for _ in range(max(chosen.max_in_flight, len(groups))):
+            bells.append(Doorbell())
+        made: list[Replica] = []
+        for number, group in enumerate(groups):
+            mine = bells[number :: len(groups)]
+            deployer = Deployer(fleet, fleet.next_session(), loaded.store.seal(), mine, chosen.load_deadline)
+            self._resources.tracing.watch(deployer, group)
+            made.append(Replica(Placer(loaded, group, deployer, chosen), deployer, mine, chosen.spin_us))
+        runner = Runner(made, chosen.queue_size, chosen.queue == "reject")
+        self._resources.asynchronous = AsyncRuns(runner.slots)
+        self._resources.runner = runner
+        self._resources.tracing.use(runner)
+        for replica in made:
+            fleet.monitor.listeners[replica.deployer.session] = replica
+        return runner
+
+    def _deploy(self, replica: Replica, blueprint: Blueprint) -> None:
+        """Load the plan and use it; plan again without what a provider refuses to compile."""
         while True:
-            generation = self._deployer.deploy(blueprint)
+            generation = replica.deployer.deploy(blueprint)
             if not generation.refused:
-                return blueprint, generation
-            self._placer.refuse(blueprint, generation.refused)
-            blueprint = self._placer.replan()
+                replica.install(blueprint, generation)
+                self._resources.tracing.installed(replica)
+                return
+            replica.placer.refuse(blueprint, generation.refused)
+            blueprint = replica.placer.replan()
 
     # Runs ----------------------------------------------------------------------------------------------------------
     def run(
@@ -132,23 +159,89 @@ class InferenceSession:
         Raises the errors of feeds (nothing is sent then), KernelError, ProviderContractError, OutOfMemoryError,
         WorkerDiedError, SessionClosedError, ForkedSessionError. The session can be used after each but the last two.
         """
+        if forks() != self._forks or self._resources.closed:
+            self._check_open()
+        if run_options is not None:
+            checked_run_options(run_options)
+        return self._run(*self._checked(output_names, input_feed))
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[list[Any], Any, str], object] | None = None,
+        user_data: Any = None,
+        run_options: RunOptions | None = None,
+    ) -> RunFuture:
+        """Ask for a run and go on; the Future gives what `run` would return or raise, and can be awaited in asyncio.
+
+        The feed is checked now and read when the run begins, in the order of asking: leave its arrays alone until the
+        Future is done. At most `queue_size` runs wait; then this call blocks, or raises QueueFullError with
+        `queue='reject'`. `callback(results, user_data, error)` is called in a thread of the session just before the
+        Future is done; `error` is '' or what went wrong, with no results then.
+        """
         self._check_open()
         checked_run_options(run_options)
+        if callback is not None and not callable(callback):
+            raise invalid_option("callback", callback, "a function of (results, user_data, error), or None")
+        feeds, wanted, signature = self._checked(output_names, input_feed)
+
+        def work(slot: Slot) -> list[Any]:
+            held: Slot | None = slot
+            try:
+                self._check_open()
+                if slot.replica.death is not None and not self._revive_holding(slot):
+                    held = None
+                    return self._run(feeds, wanted, signature)
+                return self._run_in(slot, feeds, wanted, signature)
+            finally:
+                if held is not None:
+                    self._runner.slots.give(held)
+
+        job = Job(self._resources.asynchronous, work, callback, user_data)
+        self._resources.asynchronous.submit(job)
+        return job.future
+
+    def _checked(
+        self, output_names: Sequence[str] | None, feed: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Sequence[str], Signature | None]:
+        """The feed in its final form, the outputs to return, and the signature of the feed if it has one."""
         signature = self._signature
-        feeds = input_feed
-        if output_names is None and signature is not None and signature.fits(input_feed):
-            wanted = self._outputs
+        if output_names is None and signature is not None and signature.fits(feed):
+            return feed, self._outputs, signature
+        feeds = check_feeds(self._inputs, self._loaded.defaults, feed, output_names, self._outputs)
+        wanted = requested_outputs(output_names, self._outputs)
+        self._signature = signature = Signature.of(feeds) if output_names is None else None
+        return feeds, wanted, signature
+
+    def _run(self, feeds: Mapping[str, Any], wanted: Sequence[str], signature: Signature | None) -> list[Any]:
+        """One run in the next free slot."""
+        self._revive()
+        recorder = self._runner.recorder
+        if recorder is None:
+            slot = self._runner.slots.take()
         else:
-            feeds = check_feeds(self._inputs, self._loaded.defaults, input_feed, output_names, self._outputs)
-            wanted = requested_outputs(output_names, self._outputs)
-            signature = Signature.of(feeds) if output_names is None else None
-            self._signature = signature
-        if self._runner.death is not None:
-            self._revive()
-        made = self._blueprint_outputs()
-        computed = [name for name in dict.fromkeys(wanted) if name in made]
-        results = self._runner.run(feeds, self._defaults, computed, signature)
-        if len(computed) == len(wanted):
+            with recorder.timed("wait", "slot"):
+                slot = self._runner.slots.take()
+        try:
+            return self._run_in(slot, feeds, wanted, signature)
+        finally:
+            self._runner.slots.give(slot)
+
+    def _run_in(
+        self, slot: Slot, feeds: Mapping[str, Any], wanted: Sequence[str], signature: Signature | None
+    ) -> list[Any]:
+        """One run in a slot that the caller has taken."""
+        runner, recorder = self._runner, self._runner.recorder
+        if recorder is None:
+            run = runner.begin(slot, feeds, self._defaults, signature)
+            ordered = runner.finish_steadily(slot, run)
+            if ordered is not None:
+                return ordered
+            results = runner.finish(slot, run, wanted, signature)
+        else:
+            results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature)
+        if len(results) == len(wanted):
             return [results[name] for name in wanted]
         returned: list[Any] = []
         given: set[str] = set()
@@ -159,12 +252,6 @@ class InferenceSession:
             else:
                 returned.append(self._passed_through(name, feeds))
         return returned
-
-    def _blueprint_outputs(self) -> Mapping[str, tuple[int, int]]:
-        generation = self._runner.generation
-        if generation is None:
-            raise SessionClosedError("the session was closed", what="session")
-        return generation.outputs
 
     def _passed_through(self, name: str, feeds: Mapping[str, Any]) -> Any:
         """An output that is an input or a constant of the model: a copy."""
@@ -182,20 +269,78 @@ class InferenceSession:
         return self._loaded.store.read(ref)
 
     @limits_told()
-    def _revive(self) -> None:
-        """Start dead workers again and load a new generation; the session is as good as new after it."""
+    def warmup(self, shapes: Any) -> None:
+        """Run the model on zeros of these shapes, in every slot, so that real runs find their programs bound.
+
+        `shapes`: input name -> shape, or a list of such dicts; inputs of static shape may be left out. With strategy
+        'cost' or 'pipeline' the partitions are timed too, and the model is placed anew if that gives a better plan.
+        Other runs wait meanwhile. Raises InvalidOptionError for what are no shapes, and the errors of `run`.
+        """
+        self._check_open()
+        feeds = made_feeds(self._inputs, self._loaded.defaults, shapes)
+        checked = [self._checked(None, feed) for feed in feeds]
         with self._lock:
-            if self._runner.death is None:
-                return
+            for replica in self._runner.replicas:
+                if replica.death is not None:
+                    self._reload(replica, replica.slots)
             self._runner.slots.take_all()
             try:
                 self._check_open()
-                for worker in self._placer.workers:
-                    self._fleet.revive(worker)
-                self._blueprint, generation = self._deploy(self._blueprint)
-                self._runner.install(generation)
+                run_everywhere(self._runner, checked, self._defaults)
+                self._learn(checked)
             finally:
                 self._runner.slots.give_all()
+
+    def _learn(self, checked: Sequence[Checked]) -> None:
+        """Time the partitions, and place the model anew for what they took, while that changes anything."""
+        replica = self._runner.replicas[0]
+        if not checked or replica.placer.options.strategy not in WEIGHING:
+            return
+        for _ in range(LEARNINGS):
+            took = timed_partitions(self._runner, checked, self._defaults, lambda: self.stats()["per_partition"])
+            blueprint = replica.placer.learn(took)
+            plan, present = blueprint.plan, replica.blueprint.plan
+            if (plan.partitions, plan.units) == (present.partitions, present.units):
+                return
+            self._deploy(replica, blueprint)
+            run_everywhere(self._runner, checked, self._defaults)
+
+    def _revive(self) -> None:
+        """Start dead workers again and load what they had; the session is as good as new after it."""
+        for replica in self._runner.replicas:
+            if replica.ended:
+                self._check_open()
+                self._revive_one(replica)
+
+    def _revive_one(self, replica: Replica) -> None:
+        with self._lock:
+            if replica.death is not None:
+                self._reload(replica, replica.slots)
+
+    def _revive_holding(self, slot: Slot) -> bool:
+        """Revive the replica of a slot that the caller has taken; if somebody else does, give the slot back: False."""
+        if not self._lock.acquire(blocking=False):
+            self._runner.slots.give(slot)  # it is waited for
+            return False
+        try:
+            if slot.replica.death is not None:
+                self._reload(slot.replica, [other for other in slot.replica.slots if other is not slot])
+            return True
+        finally:
+            self._lock.release()
+
+    @limits_told()
+    def _reload(self, replica: Replica, slots: Sequence[Slot]) -> None:
+        """Start dead workers and load the replica again, with `slots` taken meanwhile."""
+        self._runner.slots.take_all(slots)
+        try:
+            self._check_open()
+            for worker in replica.placer.workers:
+                self._fleet.revive(worker)
+            self._resources.tracing.watch(replica.deployer, replica.placer.workers)
+            self._deploy(replica, replica.blueprint)
+        finally:
+            self._runner.slots.give_all(slots)
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -205,7 +350,7 @@ class InferenceSession:
                 pid=os.getpid(),
             )
         if not self._finalizer.alive:
-            raise SessionClosedError("the session was closed", what="session")
+            raise SessionClosedError(CLOSED, what="session")
         self._fleet.check_open()
 
     # What it is ----------------------------------------------------------------------------------------------------
@@ -227,20 +372,40 @@ class InferenceSession:
 
     def get_providers(self) -> list[str]:
         """Names of the providers, in priority order."""
-        return [worker.name for worker in self._placer.workers]
+        return [worker.name for worker in self._resources.workers]
 
     def placement(self) -> PlacementReport:
         """Where each node runs and why."""
-        return placement_report(self._placer, self._blueprint, self._fleet)
+        return placement_report(self._runner.replicas, self._resources.workers, self._fleet)
 
     def health(self) -> dict[str, dict[str, Any]]:
         """provider -> {state, incarnation, deaths, quarantined}."""
         return self._fleet.health()
 
     def stats(self) -> dict[str, Any]:
-        """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}."""
+        """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
+
+        - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there;
+        - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on.
+        """
         self._check_open()
-        return session_stats(self._placer, self._blueprint, self._fleet, self._runner, self._deployer.session)
+        return session_stats(self._runner, self._resources.workers, self._fleet)
+
+    def start_trace(self) -> None:
+        """Record from now on what this process and the workers do for this session. Raises TraceError if that is on.
+
+        A trace that OUTRIDER_TRACE has begun goes on, and belongs to `stop_trace` then.
+        """
+        self._check_open()
+        self._resources.tracing.start()
+
+    def stop_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded to `path`, whole or not at all: a file for ui.perfetto.dev or chrome://tracing.
+
+        Raises TraceError when no trace is on, or the file cannot be written; the trace is kept then.
+        """
+        self._check_open()
+        self._resources.tracing.stop(path)
 
     def close(self) -> None:
         """Unload the model and, unless the fleet is shared, stop the workers. Results stay valid."""
@@ -267,17 +432,6 @@ class InferenceSession:
             reason="not built yet",
         )
 
-    def run_async(
-        self,
-        output_names: Sequence[str] | None,
-        input_feed: Mapping[str, Any],
-        callback: Any = None,
-        user_data: Any = None,
-        run_options: RunOptions | None = None,
-    ) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("run_async")
-
     def io_binding(self) -> NoReturn:
         """Raises UnsupportedOptionError."""
         self._later("io_binding")
@@ -290,17 +444,6 @@ class InferenceSession:
         """Raises UnsupportedOptionError."""
         self._later("empty")
 
-    def warmup(self, shapes: Any) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("warmup")
-
-    def start_trace(self) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("start_trace")
-
-    def stop_trace(self, path: str | os.PathLike[str]) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("stop_trace")
 
     def restart(self, provider: str) -> NoReturn:
         """Raises UnsupportedOptionError."""
@@ -312,9 +455,11 @@ class _Resources:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self.closed = False
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
-        self.deployer: Deployer | None = None
+        self.tracing = Tracing()
+        self.asynchronous: AsyncRuns
         self.runner: Runner | None = None
         self.workers: Sequence[Worker] = ()
         self.bells: Sequence[Doorbell] = ()
@@ -327,27 +472,32 @@ class _Resources:
     def close(self) -> None:
         if os.getpid() != self._pid:
             return  # a forked child: all of this is its parent's
+        self.closed = True
         with contextlib.ExitStack() as last_first:  # all of it, whatever interrupts
             if self.loaded is not None:
                 last_first.callback(self.loaded.store.close)
             for bell in self.bells:
                 last_first.callback(bell.close)
-            if self.deployer is not None and self.own_fleet is None:
-                last_first.callback(self._unload, self.deployer)
             if self.runner is not None:
+                if self.own_fleet is None:
+                    last_first.callback(self._unload, self.runner)
                 last_first.callback(self._leave, self.runner)
+                last_first.callback(self.asynchronous.close, SessionClosedError(CLOSED, what="session"))
             if self.own_fleet is not None:
                 last_first.callback(self.own_fleet.close)
-            if self.deployer is not None:
-                self.deployer.fleet.monitor.listeners.pop(self.deployer.session, None)
             if self.runner is not None:
-                self.runner.on_closed()
+                for replica in self.runner.replicas:
+                    replica.deployer.fleet.monitor.listeners.pop(replica.deployer.session, None)
+                    replica.on_closed()
+            last_first.callback(self.tracing.close)
 
     def _leave(self, runner: Runner) -> None:
         runner.slots.take_all()  # callers have left
-        runner.release()
+        for replica in runner.replicas:
+            replica.release()
         runner.slots.give_all()
 
-    def _unload(self, deployer: Deployer) -> None:
-        if not deployer.fleet.closed:  # after the last deployment: what is loaded now stays unloaded
-            deployer.unload(self.workers)
+    def _unload(self, runner: Runner) -> None:
+        for replica in runner.replicas:
+            if not replica.deployer.fleet.closed:  # after the last deployment: what is loaded now stays unloaded
+                replica.deployer.unload(self.workers)

@@ -39,7 +39,10 @@ class Signature:
             return False
         for name, dtype, shape in self._values:
             value = feed.get(name)
-            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+            if type(value) is not np.ndarray or value.shape != shape:
+                return False
+            given = value.dtype
+            if given is not dtype and given != dtype:
                 return False
         return True
 
@@ -52,7 +55,8 @@ class SteadyRun:
     """A slot's last run of one signature in one generation, ready to be repeated."""
 
     __slots__ = (
-        "signature", "generation", "words", "copies", "nbytes", "_inputs", "_own", "_bells", "_lasts", "_results",
+        "signature", "generation", "words", "copies", "nbytes", "complete", "returned_bytes",
+        "_inputs", "_own", "_bells", "_lasts", "_results",
     )  # fmt: skip
 
     def __init__(
@@ -76,11 +80,14 @@ class SteadyRun:
         readers = {number: side.reader for number, side in generation.sides.items()}
         self._lasts = tuple((readers[b].words, readers[b].index(edge, slot)) for b, edge in generation.lasts)
         self._results: dict[str, tuple[memoryview, int, int, int, int, np.ndarray[Any, Any]]] = {}
+        self.complete = False
+        """Whether `results` may be asked for: every output of the model is copied from where it lay."""
+        self.returned_bytes = 0
 
     def start(self, feeds: Mapping[str, Any], run: int) -> None:
         """Copy the feed, publish, ring."""
         for name, place in self._inputs:
-            np.copyto(place, feeds[name])
+            place[...] = feeds[name]
         base, words = run << 16, self.generation.board.words
         for index, number in self._own:
             words[index] = base | number
@@ -97,9 +104,13 @@ class SteadyRun:
             void = void or not word & 0xFFFF
         return void
 
-    def learn(self, slot: int) -> None:
-        """Remember where the results of the run that has just ended lie, those that are copied."""
-        for name, (board, edge) in self.generation.outputs.items():
+    def learn(self, slot: int, wanted: Sequence[str]) -> None:
+        """Remember where the results of the run that has just ended lie, those that are copied; `wanted` is all."""
+        outputs = self.generation.outputs
+        for name in dict.fromkeys(wanted):
+            if name not in outputs:
+                continue
+            board, edge = outputs[name]
             reader = self.generation.sides[board].reader
             number = number_of(reader.word(edge, slot))
             layout = reader.layout(edge, slot, number)
@@ -107,6 +118,18 @@ class SteadyRun:
                 array = self.generation.result(board, layout)
                 at, version = reader.version_at(edge, slot, number)
                 self._results[name] = (reader.words, reader.index(edge, slot), number, at, version, array)
+        self.complete = list(self._results) == list(wanted)
+        self.returned_bytes = sum(known[-1].nbytes for known in self._results.values())
+
+    def results(self, run: int) -> list[np.ndarray[Any, Any]] | None:
+        """Copies of all results, in order; None if one of them does not lie where it lay."""
+        copies = []
+        base = run << 16
+        for words, index, number, at, version, array in self._results.values():
+            if words[index] != base | number or words[at] != version:
+                return None
+            copies.append(array.copy())
+        return copies
 
     def result(self, name: str, run: int) -> np.ndarray[Any, Any] | None:
         """A copy of a result that lies where it lay; None if it does not."""

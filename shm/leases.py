@@ -182,14 +182,15 @@ class Leases:
     def sweep(self) -> int:
         """Give back the blocks of all arrays that are gone; returns how many. Called from any thread, at any time."""
         count = 0
-        while True:
+        while self._dropped:
             try:
                 lease = self._dropped.popleft()
-            except IndexError:
-                return count
+            except IndexError:  # another thread took it
+                break
             del self._held[lease.block]
             self._words[self._base + lease.block] += 1
             count += 1
+        return count
 
     def release_now(self, block: int) -> None:
         """Give back a block that was published and copied, or is not wanted.

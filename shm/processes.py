@@ -1,4 +1,4 @@
-"""What the standard library does not wrap: dying with one's parent."""
+"""What the standard library does not wrap: dying with one's parent, and knowing that one is a fork."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_forks = 0
+
+
+def forks() -> int:
+    """How many forks lie between this process and the one that imported this: cheaper to compare than a pid."""
+    return _forks
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def die_with_parent(parent: int) -> None:

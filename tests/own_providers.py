@@ -405,3 +405,40 @@ class Clipper(Provider):
             return [numpy.maximum(known[names[0]], known[names[1]])]
 
         return run
+
+
+class Gated(Provider):
+    """Identity nodes; each run takes one byte from the FIFO in option `gate` first, and notes what it saw in `log`."""
+
+    def setup(self, context):
+        self.gate = os.open(context.options["gate"], os.O_RDWR)
+        self.log = context.options.get("log")
+
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes if node.op_type == "Identity"]
+
+    def compile(self, unit):
+        return self._run
+
+    def _run(self, inputs):
+        os.read(self.gate, 1)
+        if self.log:
+            with open(self.log, "a") as file:
+                file.write(f"{float(inputs[0].flat[0])}\n")
+        return [inputs[0].copy()]
+
+
+class Costly(Provider):
+    """Claims Relu, or `all`, and tells what that costs."""
+
+    def setup(self, context):
+        self.options = context.options
+
+    def claim(self, graph):
+        mine = [node for node in graph.nodes if self.options.get("all") or node.op_type == "Relu"]
+        return [Claim([node], cost=self.options["cost"]) for node in mine]
+
+    def compile(self, unit):
+        (node,) = unit.nodes
+        function = {"Relu": lambda x: numpy.maximum(x, 0), "Neg": numpy.negative}[node.op_type]
+        return lambda inputs: [function(inputs[0])]

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,23 @@ def test_run_differs(folder):
     assert document["expected"] == {"y": None}
 
 
+def test_run_writes_a_trace(folder, tmp_path):
+    traced = tmp_path / "trace.json"
+    for _ in range(2):  # the second replaces the first
+        code, out, err = call(folder, "run", "model.onnx", "--trace", traced)
+        assert (code, err) == (0, "") and f"trace written to {traced}" in out
+    kinds = {event.get("cat") for event in json.loads(traced.read_text())["traceEvents"]}
+    assert kinds >= {"load", "claim", "plan", "run", "partition", "step"}
+    assert os.listdir(tmp_path) == ["trace.json"]
+    fails = ["--providers", "mine.py:Fails,cpu", "--trace", tmp_path / "failed.json"]
+    assert call(folder, "run", "model.onnx", *fails)[0] == 3
+    assert "KernelError" in (tmp_path / "failed.json").read_text()
+    code, _, err = call(folder, "run", "model.onnx", "--trace", tmp_path / "nowhere" / "trace.json")
+    assert code == 2 and "there is no folder" in err
+    code, _, err = call(folder, "run", "model.onnx", "--trace", "model.onnx")
+    assert code == 2 and "--trace" in err
+
+
 def test_run_json_and_save(folder, tmp_path):
     saved = tmp_path / "out"
     code, out, err = call(folder, "run", "model.onnx", "--dim", "n=4", "--seed", 5, "--json", "--save", saved)
@@ -187,16 +205,6 @@ def test_inspect(folder, tmp_path):
     assert {(one["value"], one["from"], one["to"]) for one in document["transfers"]} == {
         ("x", "caller", "cpu"), ("y", "cpu", "caller"), ("z", "cpu", "caller"),
     }  # fmt: skip
-
-
-def test_bench_measures_beside_a_baseline_and_leaves_nothing(folder):
-    code, out, err = call(folder, "bench", "hop", "--rounds", "1", "--json")
-    assert (code, err) == (0, "")
-    document = json.loads(out)
-    assert document["machine"]["cores"] >= 1
-    echo, *others = document["rows"]
-    assert echo["times_echo"] == 1 and len(others) == 7
-    assert all(0 < row["p50_us"] <= row["p99_us"] for row in document["rows"])
 
 
 def test_doctor(folder):

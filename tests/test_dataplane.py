@@ -22,6 +22,7 @@ import pytest
 from onnx import TensorProto
 
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
+from outrider.scheduler.replica import Replica
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.slots import Slots
 from outrider.scheduler.steady import SteadyRun
@@ -143,7 +144,7 @@ def test_after_an_interrupt_the_next_run_is_right_and_no_block_is_lost(
 def test_an_interrupted_take_all_takes_nothing() -> None:
     slots = Slots([1, 2])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        _interrupted(patch, Slots, "take", 2)
+        _interrupted(patch, Slots, "_serve", 1)
         slots.take_all()
     slots.take_all()
     slots.give_all()
@@ -151,17 +152,17 @@ def test_an_interrupted_take_all_takes_nothing() -> None:
 
 # Ends that meet ------------------------------------------------------------------------------------------------------
 def test_a_death_between_load_and_first_run_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    install, left = Runner.install, [2]
+    install, left = Replica.install, [2]
 
-    def killed_before(self: Runner, generation: Any) -> None:
+    def killed_before(self: Replica, blueprint: Any, generation: Any) -> None:
         if left[0]:
             left[0] -= 1
             for side in generation.sides.values():
                 os.kill(side.worker.pid, signal.SIGKILL)
                 _until(lambda worker=side.worker: worker.life.state == "dead")
-        install(self, generation)
+        install(self, blueprint, generation)
 
-    monkeypatch.setattr(Runner, "install", killed_before)
+    monkeypatch.setattr(Replica, "install", killed_before)
     with InferenceSession(chain("Relu")) as session:  # the first dies so, and the one that the next run starts
         with pytest.raises(errors.WorkerDiedError):
             session.run(None, {"x": X})

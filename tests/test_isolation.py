@@ -35,7 +35,7 @@ def test_each_segment_has_one_writer_and_results_two() -> None:
         workers = [worker.pid for worker in session._fleet.workers]
         assert sorted(workers) == worker_pids()
         ours, *theirs = [mappings(pid) for pid in ("self", *workers)]
-        number = session._deployer.session
+        number = session._runner.replicas[0].deployer.session
     coordinator, first, second = (f"outrider-{number}-{board}" for board in (0, 1, 2))
     first_results, second_results = f"{first}-results", f"{second}-results"
     assert {name: ours[name] for name in (coordinator, first, second, first_results, second_results)} == {

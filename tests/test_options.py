@@ -86,10 +86,8 @@ def test_bad_value_is_named(kind, given):
 @pytest.mark.parametrize(
     ("kind", "given"),
     [
-        (SessionOptions, {"strategy": "cost"}), (SessionOptions, {"strategy": "pipeline"}),
-        (SessionOptions, {"strategy": "replicate"}), (SessionOptions, {"deadline": 1}),
-        (SessionOptions, {"partition_deadline": 0.5}), (SessionOptions, {"queue": "reject"}),
-        (SessionOptions, {"queue_size": 1}), (SessionOptions, {"prefer": {"*": "cpu"}}),
+        (SessionOptions, {"deadline": 1}),
+        (SessionOptions, {"partition_deadline": 0.5}), (SessionOptions, {"prefer": {"*": "cpu"}}),
         (SessionOptions, {"spares": 1}), (SessionOptions, {"config": {"ep.context_enable": "1"}}),
         (SessionOptions, {"config": {"ep.context_file_path": "x"}}),
         (SessionOptions, {"config": {"ep.context_embed_mode": "0"}}),

@@ -320,9 +320,7 @@ def test_two_owners_get_at_most_one_partition_more_than_the_best_cut(size, seed,
     rng = random.Random(seed)
     owner = [rng.randrange(2) for _ in range(size)]
     graph = [(u, v) for v in range(size) for u in range(v) if rng.random() < density]
-    nodes = [
-        PlanNode(f"n{v}", tuple(f"v{u}" for u, w in graph if w == v) or ("x",), (f"v{v}",)) for v in range(size)
-    ]
+    nodes = [PlanNode(f"n{v}", tuple(f"v{u}" for u, w in graph if w == v) or ("x",), (f"v{v}",)) for v in range(size)]
     made = plan(nodes, [Offer(o, (v,)) for v, o in enumerate(owner)], [PLAIN, MERGES], [f"v{size - 1}"])
     assert made.owner == owner
     assert fewest_blocks(owner, graph) <= len(made.partitions) <= fewest_blocks(owner, graph) + 1
@@ -332,6 +330,7 @@ def blocks_by_scanning(owner, successors, changes):
     """Owner waves with nothing kept along the way."""
     left, blocks = set(range(len(owner))), []
     while left:
+
         def is_ready(vertex, left=left):
             return vertex in left and not any(vertex in successors[other] for other in left)
 

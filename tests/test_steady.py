@@ -62,9 +62,7 @@ RUNS = st.tuples(
 )
 
 
-@settings(
-    deadline=None, derandomize=True, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(deadline=None, derandomize=True, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(RUNS, min_size=8, max_size=30), st.integers(1, 3))
 def test_any_order_of_runs(fleet: Fleet, runs: list[tuple[Any, ...]], slots: int) -> None:
     held: list[tuple[list[np.ndarray], list[str], np.ndarray, float]] = []

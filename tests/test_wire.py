@@ -110,9 +110,11 @@ STRINGS = st.builds(
 )
 VALUES = st.recursive(
     st.none() | ARRAYS | STRINGS,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.integers(-5, 5), inner, max_size=3)
-    | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.integers(-5, 5), inner, max_size=3)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 

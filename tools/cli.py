@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 
 from outrider import __version__
 from outrider.scheduler import errors
-from outrider.tools import bench, doctor, inspect, run
+from outrider.tools import doctor, inspect, run
+from outrider.tools.bench import command as bench
 from outrider.tools.inputs import DataFileError
 from outrider.tools.text import visible
 

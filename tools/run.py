@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.scheduler.errors import InvalidOptionError, KernelError, OutputNotFoundError
 from outrider.scheduler.feeds import NodeArg
 from outrider.scheduler.report import PlacementReport
+from outrider.scheduler.trace import VARIABLE, unwritable
 from outrider.tools.agree import TOLERANCE, agree
-from outrider.tools.inputs import flatten, free_dimensions, make_inputs, read_inputs, read_npz, restore, write_npz
+from outrider.tools.inputs import (
+    DataFileError,
+    flatten,
+    free_dimensions,
+    make_inputs,
+    read_inputs,
+    read_npz,
+    restore,
+    write_npz,
+)
 from outrider.tools.opening import add_model_arguments, model_path, open_session, parse_pairs, progress
 from outrider.tools.text import milliseconds, plain, row, summarize, table, visible
 
@@ -40,6 +51,9 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--save", metavar="FILE.npz", help="write the outputs")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times and tell the median time")
+    parser.add_argument(
+        "--trace", metavar="FILE.json", help="write a trace of this command, for ui.perfetto.dev or chrome://tracing"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=run)
 
@@ -60,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     # All files before any process.
     arrays = read_npz(args.feed) if args.feed is not None else read_inputs(args.input)
     expected = None if args.expect is None else read_npz(args.expect)
-    with open_session(args) as session:
+    with _opened(args) as session:
         signature = session.get_inputs()
         if made:
             feed = make_inputs(signature, args.seed, dims)
@@ -100,8 +114,34 @@ def run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(plain(document), indent=2))
     else:
-        print(visible("\n".join(_text(facts, expected is not None, args.save))))
+        print(visible("\n".join(_text(facts, expected is not None, args.save, args.trace))))
     return 1 if differs else 0
+
+
+@contextlib.contextmanager
+def _opened(args: argparse.Namespace) -> Iterator[Any]:
+    """The session; its trace is written whatever ends the runs."""
+    if args.trace is None:
+        with open_session(args) as session:
+            yield session
+        return
+    reason = unwritable(os.path.abspath(args.trace))
+    if reason:
+        raise DataFileError(f"cannot write {args.trace}: {reason}.", path=args.trace, reason=reason)
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = args.trace  # so that it begins with the loading of the model
+    try:
+        opened = open_session(args)
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+    with opened as session:
+        try:
+            yield session
+        finally:
+            session.stop_trace(args.trace)
 
 
 def _run_once(session: Any, feed: Mapping[str, Any], made: Sequence[NodeArg], dims: Mapping[str, int]) -> Any:
@@ -132,18 +172,13 @@ def _dims(texts: list[str]) -> dict[str, int]:
 
 
 def _protect(args: argparse.Namespace) -> None:
-    """--save must not overwrite what was read."""
-    if args.save is None:
-        return
-    read = [model_path(args.model), args.feed, args.expect, *parse_pairs("--input", args.input).values()]
-    for path in read:
-        if (
-            path is not None
-            and os.path.exists(args.save)
-            and os.path.exists(path)
-            and os.path.samefile(args.save, path)
-        ):
-            _refuse("--save", args.save, "another file than those that are read")
+    """--save and --trace must not overwrite what was read."""
+    for name, written in (("--save", args.save), ("--trace", args.trace)):
+        if written is None or not os.path.exists(written):
+            continue
+        for path in (model_path(args.model), args.feed, args.expect, *parse_pairs("--input", args.input).values()):
+            if path is not None and os.path.exists(path) and os.path.samefile(written, path):
+                _refuse(name, written, "another file than those that are read")
 
 
 def _expectations(expected: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -179,7 +214,7 @@ def _times(seconds: Sequence[float]) -> dict[str, Any]:
     return {"runs": len(seconds), "first": seconds[0], "median": statistics.median(later), "min": min(later)}
 
 
-def _text(facts: Mapping[str, Any], comparing: bool, saved: str | None) -> list[str]:
+def _text(facts: Mapping[str, Any], comparing: bool, saved: str | None, traced: str | None) -> list[str]:
     report: PlacementReport = facts["placement"]
     lines = [report.summary()]
     rows = [
@@ -202,6 +237,8 @@ def _text(facts: Mapping[str, Any], comparing: bool, saved: str | None) -> list[
         lines.append(f"{times['runs']} runs: first {first}, then median {median}, least {least}")
     if saved is not None:
         lines.append(f"outputs written to {saved}")
+    if traced is not None:
+        lines.append(f"trace written to {traced}; open it in ui.perfetto.dev or chrome://tracing")
     if comparing:
         for output in facts["outputs"]:
             reason = facts["expected"].get(output, "not compared, --expect does not hold it")

@@ -13,7 +13,16 @@ from typing import Any
 
 import outrider.providers.cpu.kernels  # noqa: F401 (registers the kernels)
 import outrider.providers.cpu.sequences  # noqa: F401 (registers the kernels)
-from outrider.providers.contract import Claim, Context, Decline, Graph, Provider, ProviderUnavailableError, Unit
+from outrider.providers.contract import (
+    Claim,
+    Context,
+    Decline,
+    Graph,
+    Provider,
+    ProviderUnavailableError,
+    Trace,
+    Unit,
+)
 from outrider.providers.cpu.arena import Scratch
 from outrider.providers.cpu.claims import offers
 from outrider.providers.cpu.program import CpuProgram
@@ -28,6 +37,7 @@ class CpuProvider(Provider):
 
     def __init__(self) -> None:
         self._threads = 1
+        self._trace = Trace()
         self._programs: list[CpuProgram] = []
         self._scratch: Scratch | None = None
 
@@ -38,7 +48,7 @@ class CpuProvider(Provider):
             raise ProviderUnavailableError(
                 f"the cpu provider has no option {names}; remove it", provider="cpu", reason=f"unknown option {names}"
             )
-        self._threads = context.threads
+        self._threads, self._trace = context.threads, context.trace
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
         """One claim per node that is served, reasons for the others."""
@@ -48,7 +58,7 @@ class CpuProvider(Provider):
         """Raises ClaimBrokenError when a node of the unit is not served after all."""
         if self._scratch is None:
             self._scratch = Scratch()
-        program = CpuProgram(unit, self._scratch, self._threads)
+        program = CpuProgram(unit, self._scratch, self._threads, self._trace)
         self._programs.append(program)
         return program
 

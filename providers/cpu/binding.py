@@ -9,11 +9,13 @@ all of them. An op may write over a dying input (`reuse`) if it is the only read
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from time import monotonic_ns
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -57,6 +59,7 @@ class Binding:
         self.block = block
         self.region = region
         self.threads = threads
+        self._trace = code.trace
         self.late: list[LateOp] = []
         self._items = dict(items)
         self._uses: Counter[int] = Counter(block.uses)
@@ -262,20 +265,52 @@ class Binding:
 
     def run_inside(self, env: dict[int, Any]) -> None:
         """`run` inside that of the program around it: numpy's floating-point warnings are off already."""
+        if self._trace.on:
+            self._run_traced(env)
+            return
         steps = iter(self.steps)
         try:
             for step in steps:
                 step()
         except Exception as cause:
-            op = self._owners[len(self.steps) - operator.length_hint(steps) - 1]
-            if op is None:
-                raise
-            inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
-            fail((op.origin,), op.step.inputs, inputs, cause)
+            self._failed(self._owners[len(self.steps) - operator.length_hint(steps) - 1], cause)
         for late, dead in zip(self.late, self._releases, strict=True):
             late(env, self)
             for number in dead:
                 env.pop(number, None)
+
+    def _failed(self, op: Op | None, cause: Exception) -> NoReturn:
+        """Raise what a step's exception means for the node it belongs to."""
+        if op is None:
+            raise cause
+        inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
+        fail((op.origin,), op.step.inputs, inputs, cause)
+
+    def _run_traced(self, env: dict[int, Any]) -> None:
+        """`run_inside` with a span per node, and one for copies into places."""
+        pairs = zip(self.steps, self._owners, strict=True)
+        for _, line in itertools.groupby(pairs, key=lambda pair: None if pair[1] is None else id(pair[1].origin)):
+            start = monotonic_ns()
+            for step, op in line:
+                try:
+                    step()
+                except Exception as cause:
+                    self._failed(op, cause)
+            self._told(op, start, [] if op is None else [self.item(n).value for n in op.outputs if n != ABSENT])
+        for late, dead in zip(self.late, self._releases, strict=True):
+            start = monotonic_ns()
+            late(env, self)
+            self._told(late.op, start, [env.get(n) for n in late.op.outputs])
+            for number in dead:
+                env.pop(number, None)
+
+    def _told(self, op: Op | None, start: int, made: Sequence[Any]) -> None:
+        """The span of a node that ran since `start` and made these values."""
+        nbytes = sum(value.nbytes for value in made if isinstance(value, np.ndarray))
+        if op is None:
+            self._trace.span("results", start, monotonic_ns())
+        else:
+            self._trace.span(op.origin.name, start, monotonic_ns(), op.origin.label, nbytes)
 
 
 class _LateKernel:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import ClaimBrokenError, Node, Value
+from outrider.providers.contract import ClaimBrokenError, Node, Trace, Value
 from outrider.providers.cpu.claims import serve
 from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
 from outrider.providers.wire.graph import Graph
@@ -63,7 +63,9 @@ class Code:
         inputs: Sequence[Value],
         outputs: Sequence[Value],
         constants: Mapping[str, np.ndarray],
+        trace: Trace | None = None,
     ) -> None:
+        self.trace = Trace() if trace is None else trace
         self.names: list[str] = []
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import Place, Program, Run, Unit
+from outrider.providers.contract import Place, Program, Run, Trace, Unit
 from outrider.providers.cpu.arena import Region, Scratch
 from outrider.providers.cpu.binding import Binding
 from outrider.providers.cpu.blocks import Code
@@ -17,8 +17,8 @@ from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
 class CpuProgram(Program):
     """Made from a unit. Levels 'none', 'basic' and 'all' are one today: nodes as written, each by its kernel."""
 
-    def __init__(self, unit: Unit, scratch: Scratch, threads: int) -> None:
-        self.code = Code((*unit.constant_nodes, *unit.nodes), unit.inputs, unit.outputs, unit.constants)
+    def __init__(self, unit: Unit, scratch: Scratch, threads: int, trace: Trace | None = None) -> None:
+        self.code = Code((*unit.constant_nodes, *unit.nodes), unit.inputs, unit.outputs, unit.constants, trace)
         self.bound = 0
         self.unbound_nodes = 0
         self._scratch = scratch

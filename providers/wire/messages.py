@@ -1,7 +1,7 @@
 """The message catalogue of the control plane: each message declared once, checked when packed and when unpacked.
 
-    coordinator -> worker    Claim  Load  Unload  StatsRequest  Stop
-    worker -> coordinator    Hello  StartFailed  Claims  Loaded  Unloaded  Failed  Stats
+    coordinator -> worker    Claim  Load  Unload  StatsRequest  TraceRequest  Stop
+    worker -> coordinator    Hello  StartFailed  Claims  Loaded  Unloaded  Failed  Stats  TraceData
 
 A message travels as one msgpack map: its fields plus `type` and `protocol`. A worker runs third-party native code and
 is not trusted in form: an unknown type, a missing or surplus field or a wrong type is a `WireError` on either side.
@@ -59,7 +59,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """The answer. `claims`: [{nodes: [index], reference: bool}]; `declines`: [{node: index, reason}]."""
+    """The answer.
+
+    `claims`: [{nodes: [index], reference: bool, cost: seconds or None}]; `declines`: [{node: index, reason}].
+    """
 
     session: int
     round: int
@@ -166,12 +169,50 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class TraceRequest:
+    """`on`: trace this session from now on, from nothing; else stop, and send the next part of what was recorded."""
+
+    request: int
+    session: int
+    on: bool
+
+
+@dataclass(frozen=True)
+class TraceData:
+    """The answer: none of the spans when tracing begins, else about 1 MB of them, oldest first (`spans.plain_span`).
+
+    `left`: how many are still there, to be asked for. `threads`: those that recorded, by number. `dropped`: spans for
+    which there was no room. `ended`: the session was not traced here.
+    """
+
+    request: int
+    spans: list[Any]
+    left: int
+    threads: dict[int, str]
+    dropped: int
+    ended: bool
+
+
+@dataclass(frozen=True)
 class Stop:
     """Close the provider and exit."""
 
 
 Message = (
-    Hello | StartFailed | Claim | Claims | Load | Loaded | Unload | Unloaded | Failed | StatsRequest | Stats | Stop
+    Hello
+    | StartFailed
+    | Claim
+    | Claims
+    | Load
+    | Loaded
+    | Unload
+    | Unloaded
+    | Failed
+    | StatsRequest
+    | Stats
+    | TraceRequest
+    | TraceData
+    | Stop
 )
 CATALOGUE: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 _HINTS: dict[type[Any], dict[str, Any]] = {}

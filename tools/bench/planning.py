@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from typing import Any
+from dataclasses import replace
 
 from outrider.scheduler.planning import Offer, PlanNode, ProviderTraits, plan
+from outrider.tools.bench.measure import Budget, Request, Round, Row, judged, row
 
-SIZES = (5_000, 10_000, 20_000, 40_000)
+SIZES = (5_000, 20_000, 40_000)
 
 
 def chain_with_branches(size: int, rng: random.Random) -> list[PlanNode]:
@@ -53,32 +54,33 @@ def offers_for(size: int, providers: int, kind: str, rng: random.Random) -> list
     return offers
 
 
-def rows(rounds: int) -> list[dict[str, Any]]:
-    """One dict per kind of claims, number of providers and size; `times_per_node` is relative to the smallest size."""
-    made: list[dict[str, Any]] = []
+def rows(request: Request) -> list[Row]:
+    """One row per kind of claims, number of providers and size; the ratio is per node, to the smallest size."""
+    made: list[Row] = []
     for kind in ("random", "clustered", "fused"):
         for providers in (2, 4):
-            first = 0.0
-            for size in SIZES:
-                rng = random.Random(size)
-                nodes = chain_with_branches(size, rng)
-                offers = offers_for(size, providers, kind, rng)
-                traits = [ProviderTraits(f"p{number}", merge=number % 2 == 0) for number in range(providers)]
-                taken = []
-                for _ in range(rounds):
-                    start = time.process_time()
-                    planned = plan(nodes, offers, traits, [nodes[-1].outputs[0]])
-                    taken.append((time.process_time() - start) * 1e3)
-                median = statistics.median(taken)
-                first = first or median / size
-                made.append(
-                    {
-                        "claims": kind,
-                        "providers": providers,
-                        "nodes": size,
-                        "cpu_ms": median,
-                        "partitions": len(planned.partitions),
-                        "times_per_node": median / size / first,
-                    }
-                )
+            first: list[Round] = []
+            for size in map(request.calls, SIZES):
+                rounds, partitions = _planned(kind, providers, size, request.rounds)
+                per_node = [Round(one.p50 / size) for one in rounds]
+                first = first or per_node
+                ratio = statistics.median(a.p50 / b.p50 for a, b in zip(per_node, first, strict=True))
+                what = f"{size:,} nodes, {kind} claims of {providers} providers"
+                budget = Budget(value=200) if size == 20_000 else None
+                line = row(what, "ms of CPU", rounds, note=f"{partitions:,} partitions")
+                made.append(judged(replace(line, ratio=ratio, to="smallest, per node"), budget))
     return made
+
+
+def _planned(kind: str, providers: int, size: int, rounds: int) -> tuple[list[Round], int]:
+    """CPU time of each round, in ms, and the number of partitions."""
+    rng = random.Random(size)
+    nodes = chain_with_branches(size, rng)
+    offers = offers_for(size, providers, kind, rng)
+    traits = [ProviderTraits(f"p{number}", merge=number % 2 == 0) for number in range(providers)]
+    taken = []
+    for _ in range(rounds):
+        start = time.process_time()
+        planned = plan(nodes, offers, traits, [nodes[-1].outputs[0]])
+        taken.append(Round((time.process_time() - start) * 1e3))
+    return taken, len(planned.partitions)

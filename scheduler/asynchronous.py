@@ -1,0 +1,136 @@
+"""`run_async`: runs that begin in their turn and end in a thread of the session, one thread per run in flight.
+
+A run that is asked for waits in the same queue as callers of `run`. When it gets a slot, a thread that is idle begins
+it, blocks on the slot's doorbell as any caller does, and resolves the Future. Slots are given in the order of asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from outrider.scheduler.errors import SessionClosedError
+from outrider.scheduler.replica import Slot
+from outrider.scheduler.slots import Slots, Ticket
+
+log = logging.getLogger("outrider.session")
+
+
+class RunFuture(concurrent.futures.Future[list[Any]]):
+    """The outputs of a run to come. Wait with `result(timeout)`, or `await` it in asyncio.
+
+    `cancel` works until the run has begun.
+    """
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return asyncio.wrap_future(self).__await__()
+
+
+class Job(Ticket[Slot]):
+    """A run that was asked for. `work(slot)` runs it and gives the slot back; `done(results, error)` tells the caller.
+
+    It keeps its session alive until it has ended, through `work`.
+    """
+
+    def __init__(
+        self,
+        queue: AsyncRuns,
+        work: Callable[[Slot], list[Any]],
+        callback: Callable[[list[Any], Any, str], object] | None,
+        user_data: Any,
+    ) -> None:
+        super().__init__()
+        self.future = RunFuture()
+        self._queue = queue
+        self._work = work
+        self._callback = callback
+        self._user_data = user_data
+
+    def served(self, item: Slot) -> None:
+        self._queue.begin(self, item)
+
+    def run(self, slot: Slot, slots: Slots[Slot]) -> None:
+        """Run it, unless it was cancelled, and tell the caller."""
+        if not self.future.set_running_or_notify_cancel():
+            slots.give(slot)
+            return
+        try:
+            results = self._work(slot)
+        except BaseException as error:  # whatever it is belongs to the caller
+            self.fail(error)
+        else:
+            self._call_back(results, "")
+            self.future.set_result(results)
+
+    def fail(self, error: BaseException) -> None:
+        """It ends without a result."""
+        self._call_back([], str(error) or type(error).__name__)
+        self.future.set_exception(error)
+
+    def _call_back(self, results: list[Any], error: str) -> None:
+        if self._callback is None:
+            return
+        try:
+            self._callback(results, self._user_data, error)
+        except Exception:  # anyone's callback: the run has ended all the same
+            log.exception("the callback of a run_async raised")
+
+
+class AsyncRuns:
+    """The threads behind `run_async`, started when none is idle: about as many as there are slots.
+
+    They hold no reference to the session, so that one that is dropped is closed.
+    """
+
+    def __init__(self, slots: Slots[Slot]) -> None:
+        self._slots = slots
+        self._begun: deque[tuple[Job, Slot]] = deque()
+        self._wake = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+
+    def submit(self, job: Job) -> None:
+        """Queue a run. Raises QueueFullError where the queue rejects, SessionClosedError once it is closed."""
+        if not self._slots.enqueue(job):
+            raise SessionClosedError("the session was closed", what="session")
+
+    def begin(self, job: Job, slot: Slot) -> None:
+        """The job has a slot now."""
+        with self._wake:
+            self._begun.append((job, slot))
+            if self._idle < len(self._begun):
+                thread = threading.Thread(target=self._loop, name="outrider-run", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._wake.notify()
+
+    def close(self, error: BaseException) -> None:
+        """Fail what has not begun with `error`, and wait for what has. Idempotent; runs in flight have been told."""
+        for ticket in self._slots.close():
+            assert isinstance(ticket, Job)
+            if ticket.future.set_running_or_notify_cancel():
+                ticket.fail(error)
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # a callback may close the session
+                thread.join()
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                self._idle += 1
+                self._wake.wait_for(lambda: self._begun or self._closed)
+                self._idle -= 1
+                if not self._begun:
+                    return
+                job, slot = self._begun.popleft()
+            job.run(slot, self._slots)
+            del job, slot  # an idle thread keeps no session alive

@@ -1,0 +1,222 @@
+"""`run_async`: Futures, callbacks, asyncio, the queue and its bound, and every way a run that waits can end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
+from tests.builders import chain
+
+pytestmark = pytest.mark.fast
+
+OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
+ENOUGH = 60.0  # seconds; what is waited for here takes milliseconds
+X = np.array([[-2, -1, 0.5, 3]], np.float32)
+
+
+class Gate:
+    """Runs of a model of one Identity, which end when the test lets them: `open(n)` lets n of them through."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "gate"
+        self.log = folder / "log"
+        os.mkfifo(self.path)
+        self._fd = os.open(self.path, os.O_RDWR)
+        self.provider = (f"{OWN}:Gated", {"gate": str(self.path), "log": str(self.log)})
+
+    def open(self, count: int) -> None:
+        os.write(self._fd, bytes(count))
+
+    def seen(self) -> list[float]:
+        """First elements of the inputs, in the order in which the provider served them."""
+        return [float(line) for line in self.log.read_text().split()] if self.log.exists() else []
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with Fleet(["cpu", "cpu:1"]) as made:
+        yield made
+
+
+def feed(value: float) -> dict[str, np.ndarray]:
+    return {"x": np.full((1, 4), value, np.float32)}
+
+
+def gated(gate: Gate, **options: Any) -> InferenceSession:
+    return InferenceSession(chain("Identity"), providers=[gate.provider], options=SessionOptions(**options))
+
+
+def test_results_of_many_runs_by_future_callback_and_await(fleet: Fleet) -> None:
+    called: list[tuple[float, Any, str]] = []
+    pins = {"n0": "cpu", "n1": "cpu:1"}
+    with InferenceSession(chain("Relu", "Neg"), options=SessionOptions(fleet=fleet, pins=pins)) as session:
+        futures = [
+            session.run_async(None, feed(i), lambda out, data, error: called.append((out[0][0, 0], data, error)), i)
+            for i in range(50)
+        ]
+        for i, future in enumerate(futures):
+            assert isinstance(future, Future)
+            (y,) = future.result(ENOUGH)
+            assert (y == -i).all() and y.flags.writeable
+        assert sorted(called, key=lambda one: one[1]) == [(-i, i, "") for i in range(50)]
+
+        async def both() -> list[Any]:
+            one, *others = (session.run_async(["y"], feed(i)) for i in (7, 8, 9))
+            return [await one, *await asyncio.gather(*others)]
+
+        assert [float(out[0][0, 0]) for out in asyncio.run(both())] == [-7, -8, -9]
+        assert session.stats()["runs"] == 53
+
+
+def test_bad_input_is_told_at_once_and_a_failing_run_by_its_future(fleet: Fleet) -> None:
+    told: list[tuple[Any, Any, str]] = []
+    model = chain("Relu", shape=("N", "M"))
+    with InferenceSession(model, providers=[(f"{OWN}:Wrong", {"how": "raises"})]) as session:
+        with pytest.raises(errors.InputNotFoundError):
+            session.run_async(None, {"z": X})
+        with pytest.raises(errors.OutputNotFoundError):
+            session.run_async(["z"], {"x": X})
+        with pytest.raises(errors.InvalidOptionError, match="callback"):
+            session.run_async(None, {"x": X}, callback="print")  # type: ignore[arg-type]
+        future = session.run_async(None, {"x": X}, lambda *given: told.append(given), "mine")
+        error = future.exception(ENOUGH)
+        assert isinstance(error, errors.KernelError)
+        assert told == [([], "mine", str(error))]
+
+
+def test_a_callback_that_raises_is_logged_and_changes_nothing(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    with InferenceSession(chain("Relu"), options=SessionOptions(fleet=fleet)) as session:
+        (y,) = session.run_async(None, {"x": X}, lambda *_: 1 / 0).result(ENOUGH)
+        np.testing.assert_array_equal(y, np.maximum(X, 0))
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_runs_begin_in_the_order_in_which_they_were_asked_for(gate: Gate) -> None:
+    with gated(gate, max_in_flight=1) as session:
+        futures = [session.run_async(None, feed(i)) for i in range(20)]
+        gate.open(20)
+        assert [float(future.result(ENOUGH)[0][0, 0]) for future in futures] == list(range(20))
+        assert gate.seen() == list(range(20))
+
+
+def test_a_full_queue_rejects_or_blocks(gate: Gate) -> None:
+    with gated(gate, max_in_flight=1, queue_size=2, queue="reject") as session:
+        futures = [session.run_async(None, feed(i)) for i in range(3)]  # one runs, two wait
+        for refused in (session.run_async, session.run):
+            with pytest.raises(errors.QueueFullError) as caught:
+                refused(None, feed(9))
+            assert caught.value.queue_size == 2
+        gate.open(3)
+        assert [float(future.result(ENOUGH)[0][0, 0]) for future in futures] == [0, 1, 2]
+
+    with gated(gate, max_in_flight=1, queue_size=1) as session:
+        futures = [session.run_async(None, feed(i)) for i in range(2)]
+        asked = threading.Event()
+
+        def third() -> None:
+            futures.append(session.run_async(None, feed(2)))
+            asked.set()
+
+        thread = threading.Thread(target=third)
+        thread.start()
+        assert not asked.wait(0.05)  # too short a wait would hide a fault, not make one
+        gate.open(1)
+        assert asked.wait(ENOUGH)
+        thread.join()
+        gate.open(2)
+        assert [float(future.result(ENOUGH)[0][0, 0]) for future in futures] == [0, 1, 2]
+
+
+def test_cancelled_while_it_waits(gate: Gate) -> None:
+    with gated(gate, max_in_flight=1) as session:
+        first, second, third = (session.run_async(None, feed(i)) for i in range(3))
+        assert second.cancel()
+        gate.open(2)
+        assert float(third.result(ENOUGH)[0][0, 0]) == 2
+        assert float(first.result(ENOUGH)[0][0, 0]) == 0
+        assert not first.cancel()
+        with pytest.raises(CancelledError):
+            second.result(ENOUGH)
+        assert gate.seen() == [0, 2]
+
+
+def test_close_ends_what_runs_and_what_waits(gate: Gate) -> None:
+    session = gated(gate, max_in_flight=1, queue_size=2)
+    futures = [session.run_async(None, feed(i)) for i in range(3)]
+    blocked: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            session.run_async(None, feed(3)).result(ENOUGH)
+        except errors.SessionClosedError as error:
+            blocked.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    gate.open(1)
+    futures[0].result(ENOUGH)
+    gate.open(4)
+    session.close()
+    thread.join(ENOUGH)
+    assert not thread.is_alive()
+    for future in futures[1:]:
+        error = future.exception(ENOUGH)
+        assert error is None or isinstance(error, errors.SessionClosedError)
+    assert futures[2].done()
+    with pytest.raises(errors.SessionClosedError):
+        session.run_async(None, feed(0))
+
+
+def test_a_callback_may_close_the_session() -> None:
+    session = InferenceSession(chain("Relu"))
+    future = session.run_async(None, {"x": X}, lambda *_: session.close())
+    np.testing.assert_array_equal(future.result(ENOUGH)[0], np.maximum(X, 0))
+    with pytest.raises(errors.SessionClosedError):
+        session.run(None, {"x": X})
+
+
+def test_a_dropped_session_with_idle_threads_is_closed() -> None:
+    session = InferenceSession(chain("Relu"))
+    session.run_async(None, {"x": X}).result(ENOUGH)
+    threads = session._resources.asynchronous._threads
+    del session
+    for _ in range(1000):
+        gc.collect()
+        if not any(thread.is_alive() for thread in threads):
+            break
+        threading.Event().wait(0.01)
+    assert threads and not any(thread.is_alive() for thread in threads)
+
+
+def test_a_death_fails_the_runs_in_flight_and_those_that_wait_run_on_the_next_incarnation(gate: Gate) -> None:
+    with gated(gate, max_in_flight=1) as session:
+        (worker,) = session._fleet.workers
+        gate.open(1)
+        session.run(None, feed(0))
+        futures = [session.run_async(None, feed(i)) for i in range(3)]
+        os.kill(worker.pid, 9)
+        assert isinstance(futures[0].exception(ENOUGH), errors.WorkerDiedError)
+        gate.open(3)
+        ended = [future.exception(ENOUGH) for future in futures[1:]]
+        assert all(error is None or isinstance(error, errors.WorkerDiedError) for error in ended)
+        assert float(session.run(None, feed(5))[0][0, 0]) == 5
