@@ -30,7 +30,7 @@ HIDDEN = "outrider.hidden"  # a domain no library knows: passes through inferenc
 MAX_ROUNDS = 8
 MAX_PROPAGATED = 256  # elements: shapes, axes, starts and ends are never longer
 
-_UNKNOWN: tuple[str, Shape] = ("undefined", None)
+UNKNOWN: tuple[str, Shape] = ("undefined", None)
 _INTEGERS = ("int64", "int32")
 # Shape and Size have one too, but look at types only, whatever they read.
 _PROPAGATORS = {schema.name for schema in SCHEMAS if schema.has_data_propagation_function} - {"Shape", "Size"}
@@ -175,7 +175,7 @@ class _Inference:
         graphs = _graphs(model.graph)
         self.fragile = any(node.op_type in FRAGILE for node in nodes)
         self.bodies = len(graphs) > 1
-        self.made = {name: _UNKNOWN for node in nodes for name in node.output}
+        self.made = {name: UNKNOWN for node in nodes for name in node.output}
         self.propagating = {node.name: (*node.input, *node.output) for node in nodes if node.op_type in _PROPAGATORS}
         tensors = {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
         tensors |= {n.output[0]: n.attribute[0].t for n in nodes if n.op_type == "Constant" and len(n.attribute) == 1}

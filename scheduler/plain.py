@@ -12,7 +12,7 @@ from onnx import AttributeProto
 
 from outrider.providers.wire.dtypes import is_tensor
 from outrider.providers.wire.graph import OMITTED, Graph, Node, TensorRef, Value
-from outrider.scheduler.inference import dtype_of, shape_of, type_of
+from outrider.scheduler.inference import UNKNOWN, dtype_of, shape_of, type_of
 from outrider.scheduler.lowering import TARGET, Lowered, Lowering
 from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
 
@@ -96,8 +96,7 @@ class Builder:
                 outputs.append(OMITTED)
                 continue
             kind = types.get(name)
-            dtype, shape = ("undefined", None) if kind is None else type_of(kind)
-            value = scope.values[name] = Value(name, dtype, shape, constant)
+            value = scope.values[name] = Value(name, *(type_of(kind) if kind is not None else UNKNOWN), constant)
             outputs.append(value)
         while outputs and outputs[-1] is OMITTED:
             outputs.pop()
@@ -185,13 +184,12 @@ class Builder:
             outputs = []
             for name in proto.output:
                 if name and name not in local:
-                    kind = entry.types.get(name)
                     ref = attributes.get("value") if proto.op_type == "Constant" else None
                     if isinstance(ref, TensorRef):
-                        dtype, shape = ref.dtype, ref.shape
+                        local[name] = Value(name, ref.dtype, ref.shape, constant)
                     else:
-                        dtype, shape = ("undefined", None) if kind is None else type_of(kind)
-                    local[name] = Value(name, dtype, shape, constant)
+                        kind = entry.types.get(name)
+                        local[name] = Value(name, *(type_of(kind) if kind is not None else UNKNOWN), constant)
                 outputs.append(local[name] if name else OMITTED)
             while outputs and outputs[-1] is OMITTED:
                 outputs.pop()

@@ -27,8 +27,9 @@ from outrider.scheduler.store import WeightStore
 
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 SCHEMAS = [schema for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""]
+_TYPES_OF_BODIES = (onnx.defs.OpSchema.AttrType.GRAPH, onnx.defs.OpSchema.AttrType.GRAPHS)
 _WITH_BODIES = {
-    schema.name for schema in SCHEMAS if any(int(attribute.type) in _GRAPHS for attribute in schema.attributes.values())
+    schema.name for schema in SCHEMAS if any(one.type in _TYPES_OF_BODIES for one in schema.attributes.values())
 }
 # Operators of ONNX that take no graphs: nobody need look among the attributes of their nodes, which takes long.
 _WITHOUT_BODIES = {schema.name for schema in SCHEMAS} - _WITH_BODIES
