@@ -24,6 +24,7 @@ from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler.arena import share_buffers
+from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.inplace import Reach
 from outrider.scheduler.monitor import Worker
@@ -129,6 +130,7 @@ def _from_caller(edges: Sequence[Edge]) -> list[Edge]:
     return [edge for edge in edges if edge.producer == CALLER and edge.consumers]
 
 
+@collector_paused()
 def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[messages.PartitionPlan]:
     """The `Load` entry of each partition."""
     plan = blueprint.plan

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -249,13 +250,21 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, option) for option in typing.get_args(hint))
     if origin is list:
         (item,) = typing.get_args(hint)
-        return type(value) is list and all(_fits(one, item) for one in value)
+        return type(value) is list and _all_fit(value, item)
     if origin is dict:
         key, item = typing.get_args(hint)
-        return type(value) is dict and all(_fits(k, key) and _fits(v, item) for k, v in value.items())
+        return type(value) is dict and _all_fit(value, key) and _all_fit(value.values(), item)
     if hint is type(None):
         return value is None
     return type(value) is hint
+
+
+def _all_fit(values: Iterable[Any], hint: Any) -> bool:
+    if hint is Any:
+        return True
+    if type(hint) is type:  # int, str, bool, by far the most frequent
+        return set(map(type, values)) <= {hint}
+    return all(_fits(value, hint) for value in values)
 
 
 def _checked(kind: type[Any], body: dict[str, Any]) -> Any:
