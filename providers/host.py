@@ -286,7 +286,9 @@ class LoadedSession:
         begun = monotonic()
         try:
             steady = lane.steady.get(lane.layouts)
-            if steady is None or not steady.repeated(run):
+            if steady is not None and steady.fits():
+                steady.repeat(run)
+            else:
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
             number = lane.partition.number

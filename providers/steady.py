@@ -55,17 +55,25 @@ class Steady:
         self._buffers = tuple(stamps)
         self._records = tuple(board.version_at(edge, slot, number) for edge, number in outputs)
 
-    def repeated(self, run: int) -> bool:
-        """Make the calls and publish, for a run whose inputs come under the same layout numbers.
-
-        False, with nothing done, if it does not find everything as it was. Raises what `fail` makes of a call's
-        exception, with nothing published.
-        """
+    def fits(self) -> bool:
+        """True if a run whose inputs come under the same layout numbers finds everything as it was."""
         for words, at, version in self._inputs:
             if words[at] != version:
                 return False
-        if self._changes[self._slot] != self._as_of and not self._intact():
+        return self._changes[self._slot] == self._as_of or self._intact()
+
+    def _intact(self) -> bool:
+        """Something of the slot has changed: whether nothing of this lane did."""
+        stamps, words = self._stamps, self._words
+        if any(stamps[at] != stamp for at, stamp in self._buffers):
             return False
+        if any(words[at] != version for at, version in self._records):
+            return False
+        self._as_of = self._changes[self._slot]
+        return True
+
+    def repeat(self, run: int) -> None:
+        """Make the calls and publish. Raises what `fail` makes of a call's exception, with nothing published."""
         made = 0
         try:
             for call, arguments in self._calls:
@@ -78,14 +86,3 @@ class Steady:
         words = self._words
         for index, number in self._outputs:
             words[index] = base | number
-        return True
-
-    def _intact(self) -> bool:
-        """Something of the slot has changed: whether nothing of this lane did."""
-        stamps, words = self._stamps, self._words
-        if any(stamps[at] != stamp for at, stamp in self._buffers):
-            return False
-        if any(words[at] != version for at, version in self._records):
-            return False
-        self._as_of = self._changes[self._slot]
-        return True

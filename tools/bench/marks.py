@@ -42,7 +42,7 @@ CALLER_POINTS = (
 )
 WORKER_POINTS = (
     *_SHARED,
-    Point("outrider.providers.steady:Steady.repeated", "lane found ready"),
+    Point("outrider.providers.steady:Steady.fits", "lane found ready", "layouts compared"),
 )
 
 

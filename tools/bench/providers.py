@@ -82,7 +82,7 @@ class _Marked(Program):
         mark = self.marks.set
 
         def run(_: Sequence[Any]) -> list[Any]:
-            mark("layouts compared")
+            mark("call prepared")
             mark("provider called")
             return nothing
 
