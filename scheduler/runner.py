@@ -81,13 +81,9 @@ class Runner:
         run = next(self._runs)
         for leases in generation.leases:
             leases.sweep()  # results that were dropped make room for this run's
-        steady = slot.steady
-        if (
-            steady is not None
-            and steady.signature is signature
-            and steady.generation is generation
-            and steady.fits(feeds)
-        ):
+        steady = None if signature is None else slot.kept.get(signature)
+        if steady is not None and steady.generation is generation and steady.fits(feeds):
+            slot.steady = steady
             slot.words = steady.words
             slot.feeds, slot.targets = feeds, targets
             slot.pending = run
@@ -95,6 +91,10 @@ class Runner:
             slot.counters.add(steady.nbytes, steady.copies)
             return run
         slot.steady = None
+        whole = generation.inputs.keys() <= feeds.keys()
+        if not (whole and slot.whole):
+            slot.kept.clear()
+        slot.whole = whole
         spans: list[tuple[int, int, int]] = []
         words = [
             (edge, self._write(generation, slot, name, edge, feeds, defaults, spans))
@@ -114,7 +114,9 @@ class Runner:
         if steady is None or not steady.complete or self._wait_steadily(slot, steady, run):
             return None
         results = steady.results(run, slot.targets)
-        if results is not None:
+        if results is None:
+            slot.kept.pop(steady.signature, None)  # the next run learns where they lie now
+        else:
             slot.pending = 0
             slot.feeds = slot.targets = None
             slot.counters.runs += 1
@@ -167,7 +169,9 @@ class Runner:
         slot.counters.runs += 1
         if steady is None and signature is not None:
             assert slot.feeds is not None
-            slot.steady = self._steady(generation, slot, slot.feeds, signature, wanted)
+            steady = self._steady(generation, slot, slot.feeds, signature, wanted)
+            if steady is not None:
+                slot.keep(steady)
         slot.feeds = slot.targets = None
         return results
 

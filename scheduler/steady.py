@@ -1,9 +1,10 @@
-"""The steady state of the caller: a feed that looks like the last one goes to the same places under the same words.
+"""The steady state of the caller: a feed that looks like a known one goes to the same places under the same words.
 
 `Signature` says whether a feed looks like one that was checked before: same names, dtypes and shapes, so it need not be
 checked again. `SteadyRun` is what a slot's last run of a signature wrote, rang, waited for and read, with nothing left
-to look up. Whatever does not fit (strings, sequences, another shape, results in the output pool) takes the general way
-in `runner.py`.
+to look up. A session knows its latest `KNOWN` signatures, and each slot a run of as many: shapes may come in turn.
+Whatever does not fit (strings, sequences, a new shape, results in the output pool) takes the general way in
+`runner.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from outrider.scheduler.deploy import Generation
 from outrider.scheduler.inplace import Array, Targets
 from outrider.shm.board import STRONG_ORDER, TENSOR, number_of
 
+KNOWN = 8  # signatures of a session, and steady runs of a slot
 LARGE = 64 << 10  # bytes: to look up where an array of this size lies costs far less than to copy it
 
 
@@ -40,7 +42,7 @@ class Copies:
 class Signature:
     """Names, dtypes and shapes of a feed of plain arrays.
 
-    Compared by identity: a session keeps its latest one for runs of all outputs, an IOBinding one for its own runs.
+    Compared by identity: a session keeps its latest ones, each with one choice of outputs, an IOBinding its own.
     """
 
     __slots__ = ("_values",)
@@ -74,14 +76,15 @@ def _plain(value: Any) -> bool:
 
 
 class SteadyRun:
-    """A slot's last run of one signature in one generation, ready to be repeated.
+    """A slot's last run of one signature in one generation, ready to be repeated while no place of the slot changes.
 
     It keeps no array of the caller's alive.
     """
 
     __slots__ = (
         "signature", "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "_copies",
-        "_copied", "_large", "_in_place", "_own", "_bells", "_lasts", "_results",
+        "_copied", "_large", "_in_place", "_own", "_bells", "_lasts", "_results", "_unwanted", "_slot", "_changes",
+        "_as_of",
     )  # fmt: skip
 
     def __init__(
@@ -111,13 +114,20 @@ class SteadyRun:
         readers = {number: side.reader for number, side in generation.sides.items()}
         self._lasts = tuple((readers[b].words, readers[b].index(edge, slot)) for b, edge in generation.lasts)
         self._results: dict[str, tuple[memoryview, int, int, int, int, Array | None]] = {}
+        self._unwanted: list[tuple[memoryview, int, int, int, int]] = []
+        self._slot = slot
+        self._changes = generation.places.changes
+        self._as_of = self._changes[slot]
         self.complete = False
-        """Whether `results` may be asked for: every output is copied from where it lay, or lies in its target."""
+        """Whether `results` may be asked for: every output that is wanted is copied from where it lay, or lies in its
+        target, and of the others none takes a block of an output pool, which somebody would have to give back."""
         self._copies: list[Array] = []  # what is copied to be returned
         self.returned_bytes = 0
 
     def fits(self, feeds: Mapping[str, Any]) -> bool:
         """True if a feed of this signature goes where the last one went."""
+        if self._changes[self._slot] != self._as_of:
+            return False
         for name, array in self._in_place:
             if array() is not feeds[name]:
                 return False
@@ -149,21 +159,22 @@ class SteadyRun:
 
         `wanted` and `targets` are those of every run of this signature.
         """
-        outputs, reach = self.generation.outputs, self.generation.reach
-        for name in dict.fromkeys(wanted):
-            if name not in outputs:
-                continue
-            board, edge = outputs[name]
+        reach = self.generation.reach
+        pooled = False
+        for name, (board, edge) in self.generation.outputs.items():
             reader = self.generation.sides[board].reader
             number = number_of(reader.word(edge, slot))
             layout = reader.layout(edge, slot, number)
-            if layout.kind == TENSOR and layout.block is None:
+            where = (reader.words, reader.index(edge, slot), number, *reader.version_at(edge, slot, number))
+            if name not in wanted:
+                pooled = pooled or layout.block is not None
+                self._unwanted.append(where)
+            elif layout.kind == TENSOR and layout.block is None:
                 target = None if targets is None else targets.arrays.get(name)
                 in_place = target is not None and reach.find(target) == (layout.memory, layout.offset)
-                array = None if in_place else self.generation.result(board, layout)
-                at, version = reader.version_at(edge, slot, number)
-                self._results[name] = (reader.words, reader.index(edge, slot), number, at, version, array)
-        self.complete = list(self._results) == list(wanted)
+                self._results[name] = (*where, None if in_place else self.generation.result(board, layout))
+        self._results = {name: self._results[name] for name in dict.fromkeys(wanted) if name in self._results}
+        self.complete = not pooled and list(self._results) == list(wanted)
         self._copies = [known[5] for known in self._results.values() if known[5] is not None]
         self.returned_bytes = sum(array.nbytes for array in self._copies)
 
@@ -173,9 +184,12 @@ class SteadyRun:
         return len(self._copies)
 
     def results(self, run: int, targets: Targets | None) -> list[Array] | None:
-        """All results, in order, copies or targets; None if one of them does not lie where it lay."""
+        """All results, in order, copies or targets; None if an output does not lie where it lay."""
         base = run << 16
         for words, index, number, at, version, _ in self._results.values():
+            if words[index] != base | number or words[at] != version:
+                return None
+        for words, index, number, at, version in self._unwanted:
             if words[index] != base | number or words[at] != version:
                 return None
         if targets is None:
