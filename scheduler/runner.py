@@ -86,7 +86,7 @@ class Runner:
             steady is not None
             and steady.signature is signature
             and steady.generation is generation
-            and steady.fits(feeds)
+            and (not steady.looks or steady.fits(feeds))
         ):
             slot.words = steady.words
             slot.feeds, slot.targets = feeds, targets
@@ -95,6 +95,7 @@ class Runner:
             slot.counters.add(steady.nbytes, steady.copies)
             return run
         slot.steady = None
+        generation.sweep()
         spans: list[tuple[int, int, int]] = []
         words = [
             (edge, self._write(generation, slot, name, edge, feeds, defaults, spans))

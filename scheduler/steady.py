@@ -80,7 +80,8 @@ class SteadyRun:
     """
 
     __slots__ = (
-        "signature", "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "_copies",
+        "signature", "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "returned_copies",
+        "looks",
         "_copied", "_large", "_in_place", "_own", "_bells", "_lasts", "_results",
     )  # fmt: skip
 
@@ -106,6 +107,8 @@ class SteadyRun:
         self._copied = tuple(copied.items())
         self._large = tuple(name for name, place in copied.items() if place.nbytes > LARGE)
         self._in_place = tuple((name, weakref.ref(feeds[name])) for name, place in inputs.items() if place is None)
+        self.looks = bool(self._large or self._in_place)
+        """Whether `fits` must be asked: an array may be read where it lies."""
         self._own = tuple((board.index(edge, slot), number) for edge, number in words)
         self._bells = tuple(bell.fileno() for bell in generation.first_bells)
         readers = {number: side.reader for number, side in generation.sides.items()}
@@ -113,8 +116,7 @@ class SteadyRun:
         self._results: dict[str, tuple[memoryview, int, int, int, int, Array | None]] = {}
         self.complete = False
         """Whether `results` may be asked for: every output is copied from where it lay, or lies in its target."""
-        self._copies: list[Array] = []  # what is copied to be returned
-        self.returned_bytes = 0
+        self.returned_copies = self.returned_bytes = 0
 
     def fits(self, feeds: Mapping[str, Any]) -> bool:
         """True if a feed of this signature goes where the last one went."""
@@ -164,23 +166,20 @@ class SteadyRun:
                 at, version = reader.version_at(edge, slot, number)
                 self._results[name] = (reader.words, reader.index(edge, slot), number, at, version, array)
         self.complete = list(self._results) == list(wanted)
-        self._copies = [known[5] for known in self._results.values() if known[5] is not None]
-        self.returned_bytes = sum(array.nbytes for array in self._copies)
-
-    @property
-    def returned_copies(self) -> int:
-        """How many results are copied."""
-        return len(self._copies)
+        copied = [known[5] for known in self._results.values() if known[5] is not None]
+        self.returned_copies, self.returned_bytes = len(copied), sum(array.nbytes for array in copied)
 
     def results(self, run: int, targets: Targets | None) -> list[Array] | None:
         """All results, in order, copies or targets; None if one of them does not lie where it lay."""
         base = run << 16
-        for words, index, number, at, version, _ in self._results.values():
+        returned: list[Array] = []
+        for words, index, number, at, version, array in self._results.values():
             if words[index] != base | number or words[at] != version:
                 return None
+            if targets is None and array is not None:
+                returned.append(array.copy())
         if targets is None:
-            return [array.copy() for array in self._copies]
-        returned = []
+            return returned
         for name, known in self._results.items():
             target, array = targets.arrays.get(name), known[5]
             if target is None:
