@@ -251,9 +251,7 @@ def test_what_was_done_for_other_targets_is_not_repeated() -> None:
     )
     lane = Lane(partition, 0, [])
     seen: dict[int, tuple[int, ...]] = {}
-    run = 0
-    for numbers in itertools.product((1, 2), (UNBOUND, BOUND), (1, 2), (1, 2)):
-        run += 1
+    for run, numbers in enumerate(itertools.product((1, 2), (UNBOUND, BOUND), (1, 2), (1, 2)), 1):
         given, start, *targets = numbers
         if start == BOUND:
             for edge, number in enumerate(targets, 2):
