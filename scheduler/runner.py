@@ -94,6 +94,7 @@ class Runner:
             slot.repeated = None
             for held in slot.inputs.values():
                 held.default = None  # what was repeated may have written there
+        generation.sweep()
         spans: list[tuple[int, int, int]] = []
         words = [
             (edge, self._write(generation, slot, name, edge, feeds, defaults, spans))

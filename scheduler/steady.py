@@ -95,8 +95,9 @@ class SteadyRun:
     """
 
     __slots__ = (
-        "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "_copies", "_copied", "_defaults",
-        "_large", "_in_place", "_own", "_bells", "_lasts", "_results", "_slot", "_as_of", "_stamps", "_records",
+        "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "returned_copies", "_copied",
+        "_defaults", "_large", "_in_place", "_own", "_bells", "_lasts", "_results", "_slot", "_as_of",
+        "_stamps", "_records",
     )  # fmt: skip
 
     def __init__(
@@ -134,8 +135,7 @@ class SteadyRun:
         self._results: dict[str, tuple[memoryview, int, int, int, int, Array | None]] = {}
         self.complete = False
         """Whether `results` may be asked for: every output is copied from where it lay, or lies in its target."""
-        self._copies: list[Array] = []  # what is copied to be returned
-        self.returned_bytes = 0
+        self.returned_copies = self.returned_bytes = 0
 
     def fits(self, feeds: Mapping[str, Any]) -> bool:
         """True if a feed of this signature goes where the last one went."""
@@ -206,26 +206,23 @@ class SteadyRun:
             if name not in wanted
         ]
         self.complete = list(self._results) == list(wanted) and max(unwanted, default=0) <= LARGE
-        self._copies = [known[5] for known in self._results.values() if known[5] is not None]
-        self.returned_bytes = sum(array.nbytes for array in self._copies)
+        copied = [known[5] for known in self._results.values() if known[5] is not None]
+        self.returned_copies, self.returned_bytes = len(copied), sum(array.nbytes for array in copied)
 
     def _word(self, board: int, edge: int, slot: int) -> int:
         return self.generation.sides[board].reader.word(edge, slot)
 
-    @property
-    def returned_copies(self) -> int:
-        """How many results are copied."""
-        return len(self._copies)
-
     def results(self, run: int, targets: Targets | None) -> list[Array] | None:
         """All results, in order, copies or targets; None if one of them does not lie where it lay."""
         base = run << 16
-        for words, index, number, at, version, _ in self._results.values():
+        returned: list[Array] = []
+        for words, index, number, at, version, array in self._results.values():
             if words[index] != base | number or words[at] != version:
                 return None
+            if targets is None and array is not None:
+                returned.append(array.copy())
         if targets is None:
-            return [array.copy() for array in self._copies]
-        returned = []
+            return returned
         for name, known in self._results.items():
             target, array = targets.arrays.get(name), known[5]
             if target is None:
