@@ -8,6 +8,7 @@ A generation is made whole and dropped whole: when a worker has died, the next r
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,11 @@ import numpy as np
 
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
-from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
+from outrider.providers.wire.dtypes import BY_NUMBER, is_tensor, numpy_dtype, storage_bytes
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.providers.wire.spans import Recorder
+from outrider.scheduler.arena import share_buffers
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
@@ -32,8 +34,9 @@ from outrider.shm.leases import Leases
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment, create_segment, read_only
 
-START = 0  # edge of the coordinator's board
+START = messages.START
 POOL_BLOCKS = 1024
+UNKNOWN_DIM = 64
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Blueprint:
     optimization: str
     slots: int
     output_memory: int
+    spin_us: int
 
 
 @dataclass
@@ -118,6 +122,8 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
     plan = blueprint.plan
     crossing = {edge.value: edge for edge in blueprint.edges if edge.producer != CALLER}
     graphs = UnitGraphs(blueprint.graph)
+    sizes = {value: _expected_bytes(graphs.values[value]) for value in numbering.values}
+    buffers = share_buffers(plan, blueprint.interfaces, blueprint.edges, sizes)
     after = own_before(
         [partition.provider for partition in plan.partitions],
         [(edge.producer, consumer) for edge in crossing.values() for consumer in edge.consumers],
@@ -126,7 +132,7 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
     for number, partition in enumerate(plan.partitions):
         own = [blueprint.interfaces[unit] for unit in partition.units]
         inside = {value for unit in own for value in unit.outputs}
-        read = list(dict.fromkeys(value for unit in own for value in unit.inputs))
+        read = dict.fromkeys(value for unit in own for value in unit.inputs)
         inputs = [_source(numbering, value) for value in read if value not in inside]
         outputs: list[dict[str, Any]] = []
         waiting: set[int] = set()
@@ -134,7 +140,14 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
             edge = crossing.get(value)
             alone = edge is not None and edge.to_caller and not edge.consumers and value not in read
             outputs.append(
-                {"name": value, "edge": numbering.values[value][2], "result": alone, "published": edge is not None}
+                {
+                    "name": value,
+                    "edge": numbering.values[value][2],
+                    "buffer": buffers[value],
+                    "result": alone,
+                    "published": edge is not None,
+                    "inside": value in read,
+                }
             )
             waiting.update(edge.consumers if edge is not None else ())
         rings = sorted({numbering.board_of[consumer] for consumer in waiting} - {numbering.board_of[number]})
@@ -158,6 +171,13 @@ def _source(numbering: _Numbering, value: str) -> dict[str, Any]:
         _, board, edge = numbering.values[value]
         return {"name": value, "board": board, "edge": edge}
     return {"name": value, "board": 0, "edge": numbering.inputs[value]}
+
+
+def _expected_bytes(value: Value) -> int:
+    """Bytes of a value, to compare with others: dimensions that are not known count as `UNKNOWN_DIM`."""
+    if value.shape is None or not is_tensor(value.dtype) or value.dtype == "string":
+        return 0
+    return storage_bytes(value.dtype, math.prod(dim if isinstance(dim, int) else UNKNOWN_DIM for dim in value.shape))
 
 
 class UnitGraphs:
@@ -348,6 +368,7 @@ class Deployer:
             boards=[{"board": board, "segment": next(ids), "edges": numbering.edges[board]} for board in boards],
             bells={board: next(ids) for board in bells},
             slot_bells=[next(ids) for _ in self.slot_bells],
+            spin_us=blueprint.spin_us,
             pool=next(ids),
             pool_words=released,
             pool_blocks=POOL_BLOCKS,

@@ -38,7 +38,6 @@ class Input:
     shape: tuple[int, ...]
     array: np.ndarray[Any, Any]
     number: int
-    epoch: int
     default: bool  # it holds the model's own initializer
 
 

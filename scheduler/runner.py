@@ -207,6 +207,7 @@ class Runner:
         default = name not in feeds
         value = defaults[name] if default else feeds[name]
         if value is None:
+            slot.inputs.pop(name, None)
             return places.nothing(edge, slot.index)
         if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
             slot.inputs.pop(name, None)
@@ -219,10 +220,10 @@ class Runner:
             slot.counters.add(at)
             return number
         held = slot.inputs.get(name)
-        if held is None or held.shape != value.shape or held.dtype != value.dtype or held.epoch != places.epoch:
+        if held is None or held.shape != value.shape or held.dtype != value.dtype:
             code = NUMBER[onnx_name(value.dtype)]
             array, number = places.tensor(edge, slot.index, code, value.dtype, value.shape, name)
-            held = slot.inputs[name] = Input(value.dtype, value.shape, array, number, places.epoch, False)
+            held = slot.inputs[name] = Input(value.dtype, value.shape, array, number, False)
         if not (default and held.default):
             np.copyto(held.array, value)
             held.default = default

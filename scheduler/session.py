@@ -216,13 +216,16 @@ class InferenceSession:
 
     def _run(self, feeds: Mapping[str, Any], wanted: Sequence[str], signature: Signature | None) -> list[Any]:
         """One run in the next free slot."""
-        self._revive()
-        recorder = self._runner.recorder
-        if recorder is None:
-            slot = self._runner.slots.take()
-        else:
-            with recorder.timed("wait", "slot"):
+        while True:
+            self._revive()
+            recorder = self._runner.recorder
+            if recorder is None:
                 slot = self._runner.slots.take()
+            else:
+                with recorder.timed("wait", "slot"):
+                    slot = self._runner.slots.take()
+            if slot.replica.death is None or self._revive_holding(slot):
+                break
         try:
             return self._run_in(slot, feeds, wanted, signature)
         finally:
@@ -313,9 +316,15 @@ class InferenceSession:
                 self._revive_one(replica)
 
     def _revive_one(self, replica: Replica) -> None:
-        with self._lock:
+        """Revive a replica; if somebody does already, wait for that unless another replica can serve meanwhile."""
+        alone = all(other.ended for other in self._runner.replicas)
+        if not self._lock.acquire(blocking=alone):
+            return
+        try:
             if replica.death is not None:
                 self._reload(replica, replica.slots)
+        finally:
+            self._lock.release()
 
     def _revive_holding(self, slot: Slot) -> bool:
         """Revive the replica of a slot that the caller has taken; if somebody else does, give the slot back: False."""
@@ -386,7 +395,8 @@ class InferenceSession:
         """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
 
         - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there;
-        - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on.
+        - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on;
+        - `crossing`: {hop_seconds, byte_seconds}, measured on this machine, with a strategy that weighs them.
         """
         self._check_open()
         return session_stats(self._runner, self._resources.workers, self._fleet)

@@ -51,7 +51,8 @@ STRONG_ORDER = platform.machine() in ("x86_64", "AMD64", "i686")
 _fence_lock = threading.Lock()
 
 
-def _fence() -> None:
+def fence() -> None:
+    """Loads and stores before it happen before those after it; needed only without STRONG_ORDER."""
     with _fence_lock:
         pass
 
@@ -111,12 +112,12 @@ class BoardWriter:
         segment.populate(0, (_HEADER + self._pairs) * 8, "board")
         self._version = 0
         self._known: list[dict[Layout, int] | None] = [None] * self._pairs
-        self.redefined = 0
-        """How often a number got a new meaning: whoever keeps numbers looks them up again when this has changed."""
+        self.changes = [0] * slots
+        """Per slot, how often a number got a new meaning: whoever keeps numbers looks them up again when it changed."""
         words = self._words
         words[1], words[2], words[3] = generation, edges, slots
         if not STRONG_ORDER:
-            _fence()
+            fence()
         words[0] = _MAGIC
 
     def number(self, edge: int, slot: int, layout: Layout) -> int:
@@ -134,7 +135,7 @@ class BoardWriter:
             # Dicts keep the order of insertion, and every use inserts anew: the first is the least recently used.
             if len(known) == LAYOUTS_PER_EDGE:
                 number = known.pop(next(iter(known)))
-                self.redefined += 1
+                self.changes[slot] += 1
             else:
                 number = len(known) + 1
             try:
@@ -142,6 +143,7 @@ class BoardWriter:
             except BaseException:
                 # The number is lost from the dict: forget all, or the next definition might reuse a live one.
                 self._known[pair] = None
+                self.changes[slot] += 1
                 raise
         known[layout] = number
         return number
@@ -150,10 +152,15 @@ class BoardWriter:
         """Where the `done` word is in `words`, for those who write it themselves (only with STRONG_ORDER)."""
         return _HEADER + edge * self._slots + slot
 
+    def version_at(self, edge: int, slot: int, number: int) -> tuple[int, int]:
+        """Where the version of a layout's record is in `words`, and what it is: it changes with the layout."""
+        at = self._records + ((number - 1) * self._pairs + edge * self._slots + slot) * _RECORD
+        return at, self._words[at]
+
     def publish(self, edge: int, slot: int, run: int, number: int) -> None:
         """Announce that the value of `run` is complete. Ring the consumers' doorbells after it."""
         if not STRONG_ORDER:
-            _fence()
+            fence()
         self._words[8 + edge * self._slots + slot] = run << 16 | number
 
     def void(self, edge: int, slot: int, run: int) -> None:
@@ -179,7 +186,7 @@ class BoardWriter:
         for axis in range(rank):
             words[at + _FIELDS + axis] = layout.shape[axis]
         if not STRONG_ORDER:
-            _fence()
+            fence()
         self._version += 1
         words[at] = self._version
 
@@ -206,11 +213,11 @@ class BoardReader:
         """The `done` word: see `run_of` and `number_of`."""
         value = self._words[8 + edge * self._slots + slot]
         if not STRONG_ORDER:
-            _fence()
+            fence()
         return value
 
     def index(self, edge: int, slot: int) -> int:
-        """Where the `done` word is in `words`, for those who read it themselves (only with STRONG_ORDER)."""
+        """Where the `done` word is in `words`, for those who read it themselves; see `fence`."""
         return _HEADER + edge * self._slots + slot
 
     def version_at(self, edge: int, slot: int, number: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ import msgpack
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 
 PROTOCOL = 1
+START = 0  # edge of the coordinator's board whose word starts a run
 MAX_BYTES = 1 << 30  # a body larger than this is refused before it is parsed
 
 
@@ -75,9 +76,10 @@ class Load:
     """Compile these partitions and take part in runs.
 
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
-    coordinator. `own` is this worker's board. `pool`: descriptor id of its output pool, whose release words start at
-    word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
-    `slot_bells`: those of the run slots. `partitions`: see `PartitionPlan`.
+    coordinator, whose edge START starts each run. `own` is this worker's board. `pool`: descriptor id of its output
+    pool, whose release words start at word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the
+    workers' doorbells by board; `slot_bells`: those of the run slots. `spin_us`: how many microseconds it looks for
+    more work before it blocks. `partitions`: see `PartitionPlan`.
     """
 
     session: int
@@ -89,6 +91,7 @@ class Load:
     boards: list[dict[str, int]]
     bells: dict[int, int]
     slot_bells: list[int]
+    spin_us: int
     pool: int
     pool_words: int
     pool_blocks: int
@@ -100,11 +103,12 @@ class Load:
 class PartitionPlan:
     """One partition inside `Load`.
 
-    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, result, published}] on the worker's own board, `result`
-    for those that go to the caller only, `published` for those that leave the partition; `units`: [{graph, constants}]
-    with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge whose word says
-    that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the last partition
-    of the same worker that this one waits for, directly or through others, -1 for none.
+    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, buffer, result, published, inside}] on the worker's own
+    board: edges of one `buffer` are never needed at the same time; `result` for those that go to the caller only,
+    `published` for those that leave the partition, `inside` for those that another unit of it reads; `units`: [{graph,
+    constants}] with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge
+    whose word says that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the
+    last partition of the same worker that this one waits for, directly or through others, -1 for none.
     """
 
     partition: int
