@@ -262,6 +262,7 @@ class LoadedSession:
         args: Args = {"partition": number, "run": run, "slot": lane.slot}
         args.update(session=self.session, generation=self.generation)
         lane.failed = ""
+        lane.total()  # all that is traced is timed
         with self._trace.into(self._recorder), timed(self._recorder, "partition", f"partition {number}", args):
             self._serve(lane, run)
             if lane.failed:
@@ -269,22 +270,27 @@ class LoadedSession:
 
     def _serve(self, lane: Lane, run: int) -> None:
         lane.last = run
-        begun = monotonic()
+        rest = lane.rest
+        begun = 0.0 if rest else monotonic()
+        steady: Steady | None = None
         try:
             steady = lane.steady_for(run)
             if steady is not None:
                 steady.repeat(run)
             else:
+                begun = begun or monotonic()
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
             number = lane.partition.number
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
-        ended = monotonic()
+        took = monotonic() - begun if begun else 0.0
         for bell in lane.bells:
             bell.ring()
-        lane.runs += 1
-        lane.seconds += ended - begun
+        if begun:
+            lane.rest = lane.tally.add(took, steady is not None, rest)
+        else:
+            lane.rest = rest - 1
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""
@@ -318,8 +324,9 @@ class LoadedSession:
         totals: dict[int, list[float]] = {}
         for (number, _), lane in self._lanes.items():
             total = totals.setdefault(number, [number, 0, 0.0])
-            total[1] += lane.runs
-            total[2] += lane.seconds
+            runs, seconds = lane.total()
+            total[1] += runs
+            total[2] += seconds
         return {
             "bound": self.counters.bound,
             "copies": self.counters.copies,

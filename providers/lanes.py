@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.providers.steady import Steady
+from outrider.providers.tally import Tally
 from outrider.shm.board import STRONG_ORDER, fence, run_of
 from outrider.shm.doorbell import Doorbell
 
@@ -21,14 +22,15 @@ class Lane:
 
     `steady` are its last runs that can be repeated, the latest first.
 
-    The `runs` it served, failed ones too, took it `seconds`; `failed` says why one failed, for a trace.
+    `tally`: of the runs it served, failed ones too; `rest`: how many more need not be timed for it. `failed` says why a
+    run failed, for a trace.
 
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
     """
 
     __slots__ = (
-        "partition", "slot", "last", "steady", "bells", "followers", "runs", "seconds", "failed",
+        "partition", "slot", "last", "steady", "bells", "followers", "tally", "rest", "failed",
         "_words",
     )  # fmt: skip
 
@@ -38,8 +40,8 @@ class Lane:
         self.bells = tuple(bells)
         self.followers: list[Lane] = []
         self.last = 0
-        self.runs = 0
-        self.seconds = 0.0
+        self.tally = Tally()
+        self.rest = 0
         self.failed = ""
         self.steady: list[Steady] = []
         self._words = tuple((port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs)
@@ -52,6 +54,11 @@ class Lane:
                     self.steady.insert(0, self.steady.pop(position))
                 return steady
         return None
+
+    def total(self) -> tuple[int, float]:
+        """(runs, seconds) served so far. The next run will be timed."""
+        rest, self.rest = self.rest, 0
+        return self.tally.total(rest)
 
     def learn(self, steady: Steady) -> None:
         """Keep the run that has just ended."""
