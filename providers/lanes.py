@@ -13,25 +13,25 @@ from outrider.shm.doorbell import Doorbell
 if TYPE_CHECKING:
     from outrider.providers.host import Partition
 
-
-STEADY_RUNS = 8  # kept per lane: as many shapes may come in turn
+KEPT = 32  # repeatable runs of a lane
 
 
 class Lane:
     """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
 
-    `steady` are its last runs that can be repeated, the latest first.
-
     `tally`: of the runs it served, failed ones too; `rest`: how many more need not be timed for it. `failed` says why a
     run failed, for a trace.
+
+    `steady` holds what can be repeated, by the layout numbers of all inputs as one number: `layouts` is that of the run
+    that is ready.
 
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
     """
 
     __slots__ = (
-        "partition", "slot", "last", "steady", "bells", "followers", "tally", "rest", "failed",
-        "_words",
+        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "tally", "rest", "failed",
+        "_first", "_others",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
@@ -40,45 +40,42 @@ class Lane:
         self.bells = tuple(bells)
         self.followers: list[Lane] = []
         self.last = 0
+        self.layouts = 0
         self.tally = Tally()
         self.rest = 0
         self.failed = ""
-        self.steady: list[Steady] = []
-        self._words = tuple((port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs)
-
-    def steady_for(self, run: int) -> Steady | None:
-        """An earlier run that `run` can repeat."""
-        for position, steady in enumerate(self.steady):
-            if steady.fits(run):
-                if position:
-                    self.steady.insert(0, self.steady.pop(position))
-                return steady
-        return None
+        self.steady: dict[int, Steady] = {}
+        self._first, *others = [(port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs]
+        self._others = tuple(others)
 
     def total(self) -> tuple[int, float]:
         """(runs, seconds) served so far. The next run will be timed."""
         rest, self.rest = self.rest, 0
         return self.tally.total(rest)
 
-    def learn(self, steady: Steady) -> None:
-        """Keep the run that has just ended."""
-        self.steady.insert(0, steady)
-        del self.steady[STEADY_RUNS:]
-
     def ready(self) -> int:
         """The run to serve now, or 0."""
-        run = 0
-        for words, index in self._words:
-            arrived = words[index] >> 16
-            if not run:
-                run = arrived
-                if run <= self.last:
-                    return 0
-            elif arrived != run:
+        words, index = self._first
+        word = words[index]
+        run: int = word >> 16
+        if run <= self.last:
+            return 0
+        layouts = word & 0xFFFF
+        for words, index in self._others:
+            word = words[index]
+            if word >> 16 != run:
                 return 0
+            layouts = layouts << 16 | word & 0xFFFF
         if not STRONG_ORDER:
             fence()
+        self.layouts = layouts
         return run
+
+    def keep(self, steady: Steady) -> None:
+        """Repeat this whenever inputs come in the layouts of the present run."""
+        if len(self.steady) >= KEPT and self.layouts not in self.steady:
+            self.steady.pop(next(iter(self.steady)))
+        self.steady[self.layouts] = steady
 
 
 class LaneGroup:

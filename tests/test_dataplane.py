@@ -65,7 +65,7 @@ def test_a_block_that_came_back_smaller_is_not_free_for_what_was_there() -> None
     pool = Segment(fd, writable=True)
     os.close(fd)
     words = memoryview(bytearray(8 * 4)).cast("Q")
-    writer = PoolWriter(pool, words, 0, 4, limit=4 * PAGE)
+    writer = PoolWriter(pool, words, 0, 4, limit=4 * PAGE, memory=1)
     block, offset = writer.take(4 * PAGE) or (-1, -1)
     words[block] += 1
     assert writer.is_free(block, offset, 4 * PAGE)
