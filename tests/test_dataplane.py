@@ -152,7 +152,7 @@ def test_an_interrupted_take_all_takes_nothing() -> None:
 
 # Ends that meet ------------------------------------------------------------------------------------------------------
 def test_a_death_between_load_and_first_run_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    install, left = Replica.install, [2]
+    install, left = Replica.install, [3]
 
     def killed_before(self: Replica, blueprint: Any, generation: Any) -> None:
         if left[0]:
@@ -163,7 +163,7 @@ def test_a_death_between_load_and_first_run_is_not_forgotten(monkeypatch: pytest
         install(self, blueprint, generation)
 
     monkeypatch.setattr(Replica, "install", killed_before)
-    with InferenceSession(chain("Relu")) as session:  # the first dies so, and the one that the next run starts
+    with InferenceSession(chain("Relu")) as session:  # the first dies so, and two that the next run starts
         with pytest.raises(errors.WorkerDiedError):
             session.run(None, {"x": X})
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], X)
