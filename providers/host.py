@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -272,17 +272,21 @@ class LoadedSession:
             lane.steady.clear()  # its calls are made for one or the other
 
     def _serve_traced(self, lane: Lane, run: int) -> None:
-        number = lane.partition.number
-        args: Args = {"partition": number, "run": run, "slot": lane.slot}
-        args.update(session=self.session, generation=self.generation)
+        recorder, number = self._recorder, lane.partition.number
+        assert recorder is not None
         lane.failed = ""
         lane.total()  # all that is traced is timed
-        with self._trace.into(self._recorder), timed(self._recorder, "partition", f"partition {number}", args):
-            self._serve(lane, run)
-            if lane.failed:
-                args["error"] = lane.failed
+        start = monotonic_ns()
+        with self._trace.into(recorder):
+            ended = self._serve(lane, run)
+        args: Args = {"partition": number, "run": run, "slot": lane.slot}
+        args.update(session=self.session, generation=self.generation)
+        if lane.failed:
+            args["error"] = lane.failed
+        recorder.add("partition", f"partition {number}", start, int(ended * 1e9), args)
 
-    def _serve(self, lane: Lane, run: int) -> None:
+    def _serve(self, lane: Lane, run: int) -> float:
+        """Returns the time (of `monotonic`) before the rings, whose readers may take this one's core; 0 if not timed."""
         lane.last = run
         rest = lane.rest
         begun = 0.0 if rest else monotonic()
@@ -299,13 +303,14 @@ class LoadedSession:
             number = lane.partition.number
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
-        took = monotonic() - begun if begun else 0.0
+        ended = monotonic() if begun else 0.0
         for bell in lane.bells:
             bell.ring()
         if begun:
-            lane.rest = lane.tally.add(took, steady is not None, rest)
+            lane.rest = lane.tally.add(ended - begun, steady is not None, rest)
         else:
             lane.rest = rest - 1
+        return ended
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""

@@ -117,7 +117,7 @@ class LaneGroup:
         return True
 
 
-def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], None]) -> None:
+def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], object]) -> None:
     """Serve every lane that is ready or becomes so by that, one of the oldest run first each time."""
     begun = [group for group in groups if group.words[group.start] >> 16 > group.ended]
     if len(begun) > 1:
