@@ -12,19 +12,24 @@ from outrider.shm.doorbell import Doorbell
 if TYPE_CHECKING:
     from outrider.providers.host import Partition
 
+KEPT = 32  # repeatable runs of a lane
+
 
 class Lane:
     """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
 
     The `runs` it served, failed ones too, took it `seconds`; `failed` says why one failed, for a trace.
 
+    `steady` holds what can be repeated, by the layout numbers of all inputs as one number: `layouts` is that of the run
+    that is ready.
+
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
     """
 
     __slots__ = (
-        "partition", "slot", "last", "steady", "bells", "followers", "runs", "seconds", "failed",
-        "_words",
+        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "runs", "seconds", "failed",
+        "_first", "_others",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
@@ -33,26 +38,37 @@ class Lane:
         self.bells = tuple(bells)
         self.followers: list[Lane] = []
         self.last = 0
+        self.layouts = 0
         self.runs = 0
         self.seconds = 0.0
         self.failed = ""
-        self.steady: Steady | None = None
-        self._words = tuple((port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs)
+        self.steady: dict[int, Steady] = {}
+        self._first, *others = [(port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs]
+        self._others = tuple(others)
 
     def ready(self) -> int:
         """The run to serve now, or 0."""
-        run = 0
-        for words, index in self._words:
-            arrived = words[index] >> 16
-            if not run:
-                run = arrived
-                if run <= self.last:
-                    return 0
-            elif arrived != run:
+        words, index = self._first
+        word = words[index]
+        run: int = word >> 16
+        if run <= self.last:
+            return 0
+        layouts = word & 0xFFFF
+        for words, index in self._others:
+            word = words[index]
+            if word >> 16 != run:
                 return 0
+            layouts = layouts << 16 | word & 0xFFFF
         if not STRONG_ORDER:
             fence()
+        self.layouts = layouts
         return run
+
+    def keep(self, steady: Steady) -> None:
+        """Repeat this whenever inputs come in the layouts of the present run."""
+        if len(self.steady) >= KEPT and self.layouts not in self.steady:
+            self.steady.pop(next(iter(self.steady)))
+        self.steady[self.layouts] = steady
 
 
 class LaneGroup:

@@ -1,10 +1,10 @@
-"""The steady state of a lane: while its inputs keep their layouts, a run is a few words and prepared calls.
+"""The steady state of a lane: for inputs in layouts that were there before, a run is a few words and prepared calls.
 
-After a run whose values all have fixed places, what it did is kept: which words it read, which bound calls it made on
-which arrays, which words it wrote. As long as the inputs come under the same layout numbers, with the same versions of
-their records, and neither its own buffers have moved nor its own numbers got another meaning, the next run is that
-again, with nothing looked up. Anything else (a new shape, a result in a block of the output pool, a value without a
-place) takes the general way in `host.py`.
+After a run whose values all have fixed places, what it did is kept: which bound calls it made on which arrays, which
+words it wrote. When the inputs come again under the same layout numbers, with the same versions of their records, and
+neither its own buffers have moved nor its own numbers got another meaning, the run is that again, with nothing looked
+up. Anything else (a new shape, a result in a block of the output pool, a value without a place) takes the general way
+in `host.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Call = tuple[Unit, Run, Sequence[Any]]  # a unit, its bound callable, and the ar
 
 
 class Steady:
-    """One lane's last run, ready to be repeated. Only where stores keep their order (`STRONG_ORDER`)."""
+    """A run of one lane, ready to be repeated. Only where stores keep their order (`STRONG_ORDER`)."""
 
     __slots__ = (
         "_words", "_inputs", "_calls", "_units", "_outputs",
@@ -44,10 +44,7 @@ class Steady:
         `stamps`: (index in `Places.stamps`, value) of the buffers that the calls write.
         """
         self._words = board.words
-        self._inputs = tuple(
-            (reader.words, reader.index(edge, slot), number, *reader.version_at(edge, slot, number))
-            for reader, edge, number in inputs
-        )
+        self._inputs = tuple((reader.words, *reader.version_at(edge, slot, number)) for reader, edge, number in inputs)
         self._calls = tuple((call, arguments) for _, call, arguments in calls)
         self._units = tuple(unit for unit, _, _ in calls)
         self._outputs = (*((board.index(edge, slot), number) for edge, number in outputs), (board.index(done, slot), 1))
@@ -58,15 +55,12 @@ class Steady:
         self._buffers = tuple(stamps)
         self._records = tuple(board.version_at(edge, slot, number) for edge, number in outputs)
 
-    def fits(self, run: int) -> bool:
-        """True if `run` finds everything as it was."""
-        if self._changes[self._slot] != self._as_of and not self._intact():
-            return False
-        base = run << 16
-        for words, index, number, at, version in self._inputs:
-            if words[index] != base | number or words[at] != version:
+    def fits(self) -> bool:
+        """True if a run whose inputs come under the same layout numbers finds everything as it was."""
+        for words, at, version in self._inputs:
+            if words[at] != version:
                 return False
-        return True
+        return self._changes[self._slot] == self._as_of or self._intact()
 
     def _intact(self) -> bool:
         """Something of the slot has changed: whether nothing of this lane did."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import pathlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from outrider.providers.lanes import LaneGroup, serve_ready
+from outrider.providers.lanes import KEPT, Lane, LaneGroup, serve_ready
+from outrider.providers.steady import Steady
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions
+from outrider.shm.board import LAYOUTS_PER_EDGE, BoardReader, BoardWriter, number_of, run_of
+from outrider.shm.places import Places
+from outrider.shm.segment import Segment, create_segment
 from tests.builders import chain
 
 pytestmark = pytest.mark.fast
@@ -101,6 +106,110 @@ def test_a_lane_that_was_passed_over_is_looked_at_again_when_it_waited_for_one_b
     assert [lane.name for lane in worker.groups[0].waiting] == ["d", "c"]
     worker.begin(0, 1, "c")
     assert worker.poll() == [("c", 1), ("d", 1)]
+
+
+class Boards:
+    """A caller's board with two inputs, a worker's with one output, and a lane of the worker that reads both inputs."""
+
+    def __init__(self) -> None:
+        self.caller, self.inputs = self._board(3)
+        self.worker, self.outputs = self._board(2)
+        self.reader = BoardReader(self.caller.segment, 3, 1, 1)
+        ports = [SimpleNamespace(reader=self.reader, edge=edge) for edge in (1, 2)]
+        self.lane = Lane(SimpleNamespace(inputs=ports), 0, [])  # type: ignore[arg-type]
+
+    @staticmethod
+    def _board(edges: int) -> tuple[Places, BoardWriter]:
+        fd = create_segment("board", 1 << 24)
+        segment = Segment(fd, writable=True)
+        os.close(fd)
+        board = BoardWriter(segment, edges, 1, 1)
+        return Places(segment, board, edges, 1), board
+
+    def arrive(self, run: int, *counts: int) -> None:
+        """Both inputs of a run, of that many bytes."""
+        for edge, count in enumerate(counts, 1):
+            _, number = self.caller.tensor(edge, 0, 2, np.dtype(np.uint8), (count,), "input")
+            self.inputs.publish(edge, 0, run, number)
+
+    def learn(self, count: int) -> list[int]:
+        """Keep the run that is ready, with an output of that many bytes; what its call will add to when repeated."""
+        _, number = self.worker.tensor(0, 0, 2, np.dtype(np.uint8), (count,), "output")
+        read = [(self.reader, edge, number_of(self.reader.word(edge, 0))) for edge in (1, 2)]
+        at = self.worker.stamp_index(0, 0)
+        calls: list[int] = []
+
+        def call(_: Any) -> list[None]:
+            calls.append(count)
+            return [None]
+
+        unit: Any = None
+        stamps = [(at, self.worker.stamps[at])]
+        self.lane.keep(Steady(self.outputs, self.worker, 0, read, [(unit, call, [])], stamps, [(0, number)], done=1))
+        return calls
+
+    def kept(self) -> Steady | None:
+        steady = self.lane.steady.get(self.lane.layouts)
+        return steady if steady is not None and steady.fits() else None
+
+
+def test_what_was_done_for_each_combination_of_layouts_is_repeated() -> None:
+    boards = Boards()
+    lane, done = boards.lane, {}
+    for run, counts in enumerate([(5, 5), (5, 6), (6, 5), (7, 7)], 1):
+        boards.arrive(run, *counts)
+        assert lane.ready() == run
+        assert boards.kept() is None
+        done[counts] = boards.learn(sum(counts))
+        lane.last = run
+    for run, counts in enumerate([(6, 5), (5, 5), (5, 6), (7, 7), (6, 5)], 5):
+        boards.arrive(run, *counts)
+        assert lane.ready() == run
+        steady = boards.kept()
+        assert steady is not None
+        steady.repeat(run)
+        assert done[counts].pop() == sum(counts)
+        assert run_of(boards.outputs.words[boards.outputs.index(0, 0)]) == run
+        assert run_of(boards.outputs.words[boards.outputs.index(1, 0)]) == run
+        lane.last = run
+    assert not any(done.values())
+
+
+def test_nothing_is_repeated_whose_buffer_moved_or_whose_numbers_mean_something_else() -> None:
+    boards = Boards()
+
+    def kept_for(run: int, *counts: int) -> bool:
+        boards.arrive(run, *counts)
+        assert boards.lane.ready() == run
+        return boards.kept() is not None
+
+    kept_for(1, 5, 5)
+    boards.learn(10)
+    assert kept_for(2, 5, 5)
+    for count in range(LAYOUTS_PER_EDGE):  # of the output, whose number for 10 bytes is the first to be redefined
+        boards.worker.tensor(0, 0, 2, np.dtype(np.uint8), (1, count), "output")
+    assert not kept_for(3, 5, 5)
+    boards.learn(10)
+    assert kept_for(4, 5, 5)
+    for count in range(LAYOUTS_PER_EDGE - 1):
+        boards.worker.tensor(0, 0, 2, np.dtype(np.uint8), (2, count), "output")
+    assert kept_for(5, 5, 5)  # others were redefined
+    boards.worker.offset(0, 0, 20 << 20 >> 1, "output")
+    assert not kept_for(6, 5, 5)
+    boards.learn(10)
+    for count in range(LAYOUTS_PER_EDGE + 1):  # of an input
+        boards.arrive(7 + count, 5, 10 + count)
+    assert not kept_for(30, 5, 5)
+
+
+def test_a_lane_keeps_so_many_runs_to_repeat() -> None:
+    boards = Boards()
+    for run in range(1, 3 * KEPT):
+        boards.arrive(run, 1 + run % 10, 1 + run % 13)
+        boards.lane.ready()
+        boards.learn(1)
+        assert boards.kept() is not None
+    assert len(boards.lane.steady) == KEPT
 
 
 def test_a_worker_serves_runs_in_the_order_of_their_beginning(tmp_path: pathlib.Path) -> None:
