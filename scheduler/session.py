@@ -278,9 +278,8 @@ class InferenceSession:
             else:
                 with recorder.timed("wait", "slot"):
                     slot = self._runner.slots.take()
-            if slot.replica.death is None or not self._mending():
+            if slot.replica.death is None or self._revive_holding(slot):
                 break
-            self._runner.slots.give(slot)  # it is waited for
         try:
             return self._run_in(slot, feeds, wanted, signature, targets)
         finally:
@@ -395,13 +394,10 @@ class InferenceSession:
                 self._check_open()
                 self._revive_one(replica)
 
-    def _mending(self) -> bool:
-        """True while somebody revives a replica and another one can serve."""
-        return self._lock.locked() and not all(replica.ended for replica in self._runner.replicas)
-
     def _revive_one(self, replica: Replica) -> None:
         """Revive a replica; if somebody does already, wait for that unless another replica can serve meanwhile."""
-        if not self._lock.acquire(blocking=not self._mending()):
+        alone = all(other.ended for other in self._runner.replicas)
+        if not self._lock.acquire(blocking=alone):
             return
         try:
             if replica.death is not None:
