@@ -1,14 +1,15 @@
 """One unit in a worker, bound to the places of its inputs and outputs, one binding per combination that occurs.
 
-A known combination costs one dictionary look-up per run. Outputs that only the caller gets, and that are large, are
-written straight into a block of the output pool; as the caller may hold earlier results, up to `VARIANTS` bindings to
-different blocks are made, and beyond that the result is copied into a fresh block.
+A known combination costs one dictionary look-up per run. A binding is good until a buffer that it writes to moves; a
+layout number that got another meaning meanwhile is only asked for anew. Outputs that only the caller gets, and that are
+large, are written straight into a block of the output pool; as the caller may hold earlier results, up to `VARIANTS`
+bindings to different blocks are made, and beyond that the result is copied into a fresh block.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
@@ -19,7 +20,7 @@ from outrider.providers.contract import Program, ProviderContractError, Run, Uni
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_dtype, onnx_name
 from outrider.providers.wire.spans import Trace, timed
-from outrider.shm.board import TENSOR, BoardWriter, Layout
+from outrider.shm.board import OWN, TENSOR, BoardWriter, Layout
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import address_of
@@ -31,11 +32,15 @@ LEASE_BYTES = 64 * 1024  # results up to this size are copied by the caller, lar
 
 @dataclass(frozen=True)
 class OutputPort:
-    """Where a unit output goes: its edge on this worker's board; `result`: only the caller reads it."""
+    """Where a unit output goes: its edge on this worker's board.
+
+    `result`: only the caller reads it; `inside`: another unit of the partition reads it.
+    """
 
     name: str
     edge: int
     result: bool
+    inside: bool
 
 
 @dataclass
@@ -48,11 +53,24 @@ class Counters:
 
 
 @dataclass
-class _Binding:
+class Placed:
+    """A unit output that the run writes to its place."""
+
+    array: np.ndarray  # read-only
+    layout: Layout
+    number: int  # of the layout
+    record: tuple[int, int]  # where the version of the number's record is, and what it is
+
+
+@dataclass
+class Binding:
+    """A unit bound to arrays. `run` writes the outputs that are placed and returns the values of the others."""
+
     inputs: tuple[Any, ...]  # held, so that their ids stay theirs
+    placed: list[Placed | None]  # per output
     run: Run = field(init=False)
-    numbers: list[int] = field(default_factory=list)  # layout number per output, -1 where the run returns a value
-    arrays: list[np.ndarray | None] = field(default_factory=list)
+    stamps: list[tuple[int, int]] = field(default_factory=list)  # (index in `Places.stamps`, value) of its buffers
+    changes: int = 0  # of the slot when buffers and numbers were as they are here
     blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (block, offset, bytes) in the output pool
     spilled: bool = False  # a large result has a place in the segment because the pool had no room for it
 
@@ -85,107 +103,133 @@ class BoundUnit:
         self._pool = pool
         self._counters = counters
         self._trace = trace
-        self._bindings: dict[tuple[Any, ...], list[_Binding]] = {}
+        self._bindings: dict[tuple[Any, ...], list[Binding]] = {}  # the least recently used first
         # (output, slot) -> the last stored array, read-only
         self._held: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
-        self._epoch = places.epoch
-        self._last: _Binding | None = None
+        self._last: Binding | None = None
+        self._targets: Mapping[str, Layout] = {}  # of the present run
 
-    def repeatable(self) -> Run | None:
-        """The bound callable of the last run, if calling it again with the same arrays is all there is to do."""
+    def repeatable(self) -> Binding | None:
+        """The binding of the last run, if calling it again with the same arrays is all there is to do."""
         last = self._last
-        if last is None or last.blocks or last.spilled or -1 in last.numbers:
+        if last is None or last.blocks or last.spilled or None in last.placed:
             return None
-        return last.run
+        return last
 
-    def run(self, slot: int, inputs: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Run on `inputs`; returns (layout number, value) per output: read-only array, or the value as it is."""
-        if self._epoch != self._places.epoch:
-            self._moved()
-        key = (slot, *[id(x) if type(x) is np.ndarray and x.dtype != object else type(x) for x in inputs])
-        variants = self._bindings.get(key)
-        binding = None
-        if variants is not None:
-            for candidate in variants:
-                if not candidate.blocks or all(self._pool.is_free(*block) for block in candidate.blocks):
-                    binding = candidate
-                    break
+    def run(self, slot: int, inputs: Sequence[Any], targets: Mapping[str, Layout]) -> list[tuple[int, Any]]:
+        """Run on `inputs`; returns (layout number, value) per output: read-only array, or the value as it is.
+
+        `targets`: where the caller wants outputs, by name. One that has another dtype or shape goes elsewhere.
+        """
+        wanted = [targets.get(port.name) for port in self.outputs] if targets else ()
+        inputs_key = [id(x) if type(x) is np.ndarray and x.dtype != object else type(x) for x in inputs]
+        key = (slot, *inputs_key, *wanted)
+        self._targets = targets
+        binding = self._known(slot, key)
         if binding is None:
-            binding = self._bind(slot, key, inputs, pooled=variants is None or len(variants) < VARIANTS)
+            binding = self._bind(slot, key, inputs)
         for block, _, _ in binding.blocks:
             self._pool.take_again(block)
         self._last = binding
         return self._results(slot, binding, binding.run(inputs))
 
-    def _results(self, slot: int, binding: _Binding, returned: Sequence[Any]) -> list[tuple[int, Any]]:
+    def _known(self, slot: int, key: tuple[Any, ...]) -> Binding | None:
+        """A binding that can be used now."""
+        variants = self._bindings.pop(key, None)
+        if variants is None:
+            return None
+        now = self._places.changes[slot]
+        for one in variants:
+            if one.changes != now:
+                variants = self._brought_up_to_date(slot, variants)
+                break
+        if variants:
+            self._bindings[key] = variants
+        for one in variants:
+            if not one.blocks or all(self._pool.is_free(*block) for block in one.blocks):
+                return one
+        return None
+
+    def _brought_up_to_date(self, slot: int, variants: Sequence[Binding]) -> list[Binding]:
+        """Those whose buffers have not moved, with new numbers for layouts whose numbers mean something else now."""
+        stamps = self._places.stamps
+        kept = [one for one in variants if all(stamps[at] == stamp for at, stamp in one.stamps)]
+        for one in kept:
+            for port, placed in zip(self.outputs, one.placed, strict=True):
+                if placed is not None and self._board.words[placed.record[0]] != placed.record[1]:
+                    placed.number = self._places.number(port.edge, slot, placed.layout)
+                    placed.record = self._board.version_at(port.edge, slot, placed.number)
+        for one in kept:
+            one.changes = self._places.changes[slot]
+        return kept
+
+    def _results(self, slot: int, binding: Binding, returned: Sequence[Any]) -> list[tuple[int, Any]]:
         if not self.outputs:  # nobody reads what it makes
             return []
         if not isinstance(returned, (list, tuple)):
             raise self._broken(self.unit.nodes[-1].name, "a list of outputs", type(returned).__name__)
         if len(returned) != len(self.outputs):
             raise self._broken(self.unit.nodes[-1].name, f"{len(self.outputs)} outputs", f"{len(returned)}")
-        results: list[tuple[int, Any]] = []
-        for i, value in enumerate(returned):
-            number = binding.numbers[i]
-            if number >= 0:
-                results.append((number, binding.arrays[i]))
-            else:
-                results.append(self._store(i, slot, value))
-        return results
+        return [
+            self._store(i, slot, value) if placed is None else (placed.number, placed.array)
+            for i, (placed, value) in enumerate(zip(binding.placed, returned, strict=True))
+        ]
 
-    def _moved(self) -> None:
-        """A buffer moved: what was bound to old places is not used again."""
-        self._bindings.clear()
-        self._held.clear()
-        self._last = None
-        self._epoch = self._places.epoch
-
-    def _bind(self, slot: int, key: tuple[Any, ...], inputs: Sequence[Any], pooled: bool) -> _Binding:
-        count = len(self.outputs)
+    def _bind(self, slot: int, key: tuple[Any, ...], inputs: Sequence[Any]) -> Binding:
+        pooled = len(self._bindings.get(key, ())) < VARIANTS
         held_inputs = tuple(x for x in inputs if type(x) is np.ndarray and x.dtype != object)
-        binding = _Binding(held_inputs, numbers=[-1] * count, arrays=[None] * count)
+        binding = Binding(held_inputs, [None] * len(self.outputs))
 
         def place(i: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
             self._check(i, dtype, len(shape))
-            array, number, block = self._place(i, slot, dtype, shape, pooled)
-            binding.numbers[i] = number
-            if block is not None:
-                binding.blocks.append(block)
-            elif self.outputs[i].result and array.nbytes > LEASE_BYTES:
-                binding.spilled = True
+            array, layout, number = self._place(i, slot, dtype, shape, pooled)
+            edge = self.outputs[i].edge
+            if layout.block is not None:
+                binding.blocks.append((layout.block, layout.offset, layout.nbytes))
+            elif layout.memory == OWN:
+                at = self._places.stamp_index(edge, slot)
+                binding.stamps.append((at, self._places.stamps[at]))
+                if self.outputs[i].result and layout.nbytes > LEASE_BYTES:
+                    binding.spilled = True
             held = array.view()
             held.flags.writeable = False
-            binding.arrays[i] = held
+            binding.placed[i] = Placed(held, layout, number, self._board.version_at(edge, slot, number))
             return array
 
-        epoch = self._places.epoch
         with timed(self._trace.recorder, "bind", "bind") as args:
             binding.run = self.program.bind(inputs, place)
-            args["bytes"] = sum(array.nbytes for array in binding.arrays if array is not None)
+            args["bytes"] = sum(placed.array.nbytes for placed in binding.placed if placed is not None)
         for block, _, _ in binding.blocks:  # taken again by the run
             self._pool.give_back(block)
         self._counters.bound += 1
-        if epoch != self._places.epoch:  # a buffer moved meanwhile: older bindings point to its old place
-            self._moved()
-        while len(self._bindings) >= BINDINGS:
-            self._bindings.pop(next(iter(self._bindings)))
+        binding.changes = self._places.changes[slot]
+        if key not in self._bindings:
+            while len(self._bindings) >= BINDINGS:
+                self._bindings.pop(next(iter(self._bindings)))
         self._bindings.setdefault(key, []).append(binding)
         return binding
 
     def _place(
         self, i: int, slot: int, dtype: str, shape: tuple[int, ...], pooled: bool
-    ) -> tuple[np.ndarray, int, tuple[int, int, int] | None]:
+    ) -> tuple[np.ndarray, Layout, int]:
+        """A place for an output, in the output pool where it may lie there; its layout, and the number of that."""
         port, kind = self.outputs[i], numpy_dtype(dtype)
-        if pooled and port.result:
-            nbytes = kind.itemsize * math.prod(shape)
-            taken = self._pool.take(nbytes, port.name) if nbytes > LEASE_BYTES else None
-            if taken is not None:
-                block, offset = taken
-                layout = Layout(TENSOR, NUMBER[dtype], kind.itemsize, shape, offset, nbytes, block)
-                number = self._board.number(port.edge, slot, layout)
-                return self._pool.segment.array(offset, kind, shape), number, (block, offset, nbytes)
-        array, number = self._places.tensor(port.edge, slot, NUMBER[dtype], kind, shape, port.name)
-        return array, number, None
+        target = self._targets.get(port.name)
+        wanted = (self._pool.memory, NUMBER[dtype], shape)
+        if target is not None and (target.memory, target.dtype, target.shape) == wanted:
+            number = self._places.number(port.edge, slot, target)
+            return self._pool.segment.array(target.offset, kind, shape), target, number
+        nbytes = kind.itemsize * math.prod(shape)
+        large = pooled and port.result and nbytes > LEASE_BYTES
+        taken = self._pool.take(nbytes, port.name) if large else None
+        if taken is not None:
+            block, offset = taken
+            segment, memory = self._pool.segment, self._pool.memory
+        else:
+            block, offset = None, self._places.offset(port.edge, slot, nbytes, port.name)
+            segment, memory = self._places.segment, OWN
+        layout = Layout(TENSOR, NUMBER[dtype], kind.itemsize, shape, offset, nbytes, block, memory)
+        return segment.array(offset, kind, shape), layout, self._places.number(port.edge, slot, layout)
 
     def _store(self, i: int, slot: int, value: Any) -> tuple[int, Any]:
         """Keep a returned value: one counted copy."""
@@ -202,12 +246,12 @@ class BoundUnit:
             except ValueError as error:
                 raise self._broken(port.name, f"an array of {declared.dtype}", str(value.dtype)) from error
             self._check(i, dtype, value.ndim)
-            array, number, block = self._place(i, slot, dtype, value.shape, pooled=True)
+            array, layout, number = self._place(i, slot, dtype, value.shape, pooled=True)
             begun = monotonic_ns() if self._trace.on else 0
             np.copyto(array, value)
             self._count(value.nbytes, port.name, begun)
             last = self._held.get((i, slot))
-            if block is None and last is not None and _same_place(last, number, array):
+            if layout.block is None and last is not None and _same_place(last, number, array):
                 return last  # the same object, so that the next unit finds its binding
             held = array.view()
             held.flags.writeable = False
@@ -223,6 +267,9 @@ class BoundUnit:
             target[at : at + len(chunk)] = chunk
             at += len(chunk)
         self._count(at, port.name, begun)
+        if port.inside and not isinstance(value, np.ndarray):
+            # What it holds may lie in the unit's inputs, whose buffers others may write when this unit has run.
+            value = values.decode(target)
         return number, value
 
     def _count(self, nbytes: int, name: str, begun: int) -> None:

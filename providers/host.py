@@ -17,18 +17,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outrider.providers.adapters import compile_unit
-from outrider.providers.binding import BoundUnit, Counters, OutputPort
+from outrider.providers.binding import BINDINGS, BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
+from outrider.providers.lanes import Lane, LaneGroup, serve_ready
 from outrider.providers.steady import Call, Steady
+from outrider.providers.targets import Targets
 from outrider.providers.tracing import repeated, run_unit, unit_name, written
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.failures import error_to_plain, fail
-from outrider.providers.wire.messages import Failed, Load, Message, PartitionPlan, plan_of
+from outrider.providers.wire.messages import START, Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
 from outrider.providers.wire.spans import Args, Recorder, Trace, timed
-from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of, run_of
+from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
@@ -38,99 +40,49 @@ log = logging.getLogger("outrider.worker")
 
 
 class InputPort:
-    """One input edge as read by this worker: the value of a word, as a cached read-only array where it is a tensor."""
+    """One input edge as read by this worker: the value of a word, as a cached read-only array where it is a tensor.
+
+    A layout keeps its array when it comes under another number, so what was bound to that is found again.
+    """
 
     def __init__(self, name: str, reader: BoardReader, edge: int, slots: int) -> None:
         self.name = name
         self.reader = reader
         self.edge = edge
-        self._arrays: list[dict[int, tuple[Layout, np.ndarray]]] = [{} for _ in range(slots)]
+        self._numbered: list[dict[int, tuple[Layout, np.ndarray]]] = [{} for _ in range(slots)]
+        self._arrays: list[dict[Layout, np.ndarray]] = [{} for _ in range(slots)]  # the least recently numbered first
 
     def value(self, slot: int, number: int) -> Any:
         """The value published under a layout number. Raises LayoutError or WireError when it is malformed."""
         layout = self.reader.layout(self.edge, slot, number)
-        held = self._arrays[slot].get(number)
+        held = self._numbered[slot].get(number)
         if held is not None and held[0] is layout:
             return held[1]
         if layout.kind == NONE:
             return None
-        segment = self.reader.segment
+        segment = self.reader.memory_of(layout)
         if layout.kind == ENCODED:
             return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
-        array = segment.array(layout.offset, numpy_dtype(BY_NUMBER[layout.dtype]), layout.shape)
-        array.flags.writeable = False
-        self._arrays[slot][number] = (layout, array)
+        arrays = self._arrays[slot]
+        array = arrays.pop(layout, None)
+        if array is None:
+            array = segment.array(layout.offset, numpy_dtype(BY_NUMBER[layout.dtype]), layout.shape)
+            array.flags.writeable = False
+            if len(arrays) >= BINDINGS:
+                arrays.pop(next(iter(arrays)))
+        arrays[layout] = array
+        self._numbered[slot][number] = (layout, array)
         return array
-
-
-class Lane:
-    """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
-
-    The `runs` it served, failed ones too, took it `seconds`; `failed` says why one failed, for a trace.
-
-    `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
-    earlier, so nobody looks at them until this lane has served the run.
-    """
-
-    __slots__ = (
-        "partition", "slot", "last", "ports", "steady", "bells", "followers", "runs", "seconds", "failed"
-    )  # fmt: skip
-
-    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
-        self.partition = partition
-        self.slot = slot
-        self.bells = tuple(bells)
-        self.followers: list[Lane] = []
-        self.last = 0
-        self.runs = 0
-        self.seconds = 0.0
-        self.failed = ""
-        self.steady: Steady | None = None
-        self.ports = tuple((port.reader.word, port.edge) for port in partition.inputs)
-
-    def ready(self) -> int:
-        """The run to serve now, or 0."""
-        slot = self.slot
-        read, edge = self.ports[0]
-        run = run_of(read(edge, slot))
-        if run <= self.last:
-            return 0
-        for read, edge in self.ports[1:]:
-            if run_of(read(edge, slot)) != run:
-                return 0
-        return run
-
-
-class LaneGroup:
-    """The lanes of one slot: `waiting` are those that may become ready now, in the order of the plan."""
-
-    def __init__(self) -> None:
-        self.first: list[Lane] = []  # those that wait for no lane of this worker
-        self.count = 0
-        self.waiting: list[Lane] = []
-        self.left = 0
-
-    def add(self, lane: Lane, after: Lane | None) -> None:
-        """Add a lane; `after` is the one of this group that it follows."""
-        (self.first if after is None else after.followers).append(lane)
-        self.count += 1
-        self.waiting, self.left = list(self.first), self.count
-
-    def served(self, position: int) -> None:
-        """The lane at this position of `waiting` has served the run of the slot; after the last one all wait anew."""
-        lane = self.waiting.pop(position)
-        self.left -= 1
-        if self.left:
-            self.waiting += lane.followers
-        else:
-            self.waiting, self.left = list(self.first), self.count
 
 
 class Partition:
     """Units dispatched together. Inputs and outputs are edges; values between its units stay in this worker."""
 
-    def __init__(self, plan: PartitionPlan, inputs: Sequence[InputPort], units: Sequence[BoundUnit]) -> None:
+    def __init__(
+        self, plan: PartitionPlan, inputs: Sequence[InputPort], units: Sequence[BoundUnit], targets: Targets
+    ) -> None:
         self.number = plan.partition
+        self.targets = targets
         self.inputs = tuple(inputs)
         self.units = tuple(units)
         self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
@@ -141,6 +93,7 @@ class Partition:
         known: dict[str, Any] = {"": None}
         read: list[tuple[BoardReader, int, int]] = []
         calls: list[Call] | None = []
+        stamps: list[tuple[int, int]] = []
         for port in self.inputs:
             number = number_of(port.reader.word(port.edge, slot))
             if number == VOID:
@@ -148,24 +101,30 @@ class Partition:
             read.append((port.reader, port.edge, number))
             if port.name:
                 known[port.name] = port.value(slot, number)
+        targets = self.targets.of(slot, read)
         numbers: dict[str, int] = {}
         for unit in self.units:
             arguments = [known[value.name] for value in unit.unit.inputs]
             try:
-                results = unit.run(slot, arguments) if recorder is None else run_unit(recorder, unit, slot, arguments)
+                if recorder is None:
+                    results = unit.run(slot, arguments, targets)
+                else:
+                    results = run_unit(recorder, unit, slot, arguments, targets)
             except (Exception, SystemExit) as error:  # a provider may raise anything
                 fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
-            call = unit.repeatable()
-            if call is None or not all(map(_stays, arguments)):
+            binding = unit.repeatable()
+            if binding is None or not all(map(_stays, arguments)):
                 calls = None
             elif calls is not None:
+                run = binding.run
                 if recorder is not None:
-                    call = repeated(recorder, unit.unit, written(unit, results), call)
-                calls.append((unit.unit, call, arguments))
+                    run = repeated(recorder, unit.unit, written(unit, results), run)
+                calls.append((unit.unit, run, arguments))
+                stamps += binding.stamps
             for port_out, (number, value) in zip(unit.outputs, results, strict=True):
                 known[port_out.name] = value
                 numbers[port_out.name] = number
-        return Outcome([(edge, numbers[name]) for name, edge in self.outputs], read, calls)
+        return Outcome([(edge, numbers[name]) for name, edge in self.outputs], read, calls, stamps)
 
 
 def _stays(argument: Any) -> bool:
@@ -174,11 +133,13 @@ def _stays(argument: Any) -> bool:
 
 
 class Outcome(NamedTuple):
-    """What a partition's run gave: (edge, layout number) to publish; what it read; calls, if they can be repeated."""
+    """What a partition's run gave: (edge, layout number) to publish; what it read; calls, if they can be repeated,
+    and the stamps of the buffers that they write."""
 
     published: list[tuple[int, int]]
     read: list[tuple[BoardReader, int, int]]
     calls: list[Call] | None
+    stamps: list[tuple[int, int]]
 
 
 class LoadedSession:
@@ -200,34 +161,42 @@ class LoadedSession:
         self.provider_name = provider_name
         self.counters = Counters()
         self.refused: list[dict[str, Any]] = []
+        self.spin_us = message.spin_us
         self._send = send
         self._trace = trace
         self._recorder = trace.recorder
         self._unloads: list[Callable[[], None]] = []
         self._constants = constants
-        slots = message.slots
+        slots, own = message.slots, message.own
+        pool = _mapped(take(message.pool), writable=True)
+        memories = {one["memory"]: _mapped(take(one["segment"]), writable=False) for one in message.memories}
+        memories[own] = pool
+        plans = [plan_of(body) for body in message.partitions]
+        buffers = {output["edge"]: output["buffer"] for plan in plans for output in plan.outputs}
         readers: dict[int, BoardReader] = {}
         for entry in message.boards:
             board, edges = entry["board"], entry["edges"]
-            segment = _mapped(take(entry["segment"]), writable=board == message.own)
-            if board == message.own:
+            segment = _mapped(take(entry["segment"]), writable=board == own)
+            if board == own:
                 self._board = BoardWriter(segment, edges, slots, message.generation)
-                self._places = Places(segment, self._board, edges, slots)
+                self._places = Places(segment, self._board, edges, slots, buffers)
             # Its own board too: a partition may read what an earlier one of the same worker wrote.
-            readers[board] = BoardReader(segment, edges, slots, message.generation)
+            shown = memories if board == 0 else None
+            readers[board] = BoardReader(segment, edges, slots, message.generation, shown)
         self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
         self._slot_bells = [Doorbell(take(fd)) for fd in message.slot_bells]
         self._pool = PoolWriter(
-            _mapped(take(message.pool), writable=True),
+            pool,
             readers[0].segment.words,
             message.pool_words,
             message.pool_blocks,
             limit=message.pool_bytes,
+            memory=own,
         )
-        self._groups = [LaneGroup() for _ in range(slots)]
+        caller = readers[0]
+        self._groups = [LaneGroup(caller.words, caller.index(START, slot)) for slot in range(slots)]
         self._lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
-        for body in message.partitions:
-            plan = plan_of(body)
+        for plan in plans:
             partition = self._partition(plan, message, readers)
             if partition is None:
                 continue
@@ -237,7 +206,9 @@ class LoadedSession:
                 group.add(lane, self._lanes.get((plan.after, slot)))
 
     def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
-        ports = {one["name"]: OutputPort(one["name"], one["edge"], one["result"]) for one in plan.outputs}
+        ports = {
+            one["name"]: OutputPort(one["name"], one["edge"], one["result"], one["inside"]) for one in plan.outputs
+        }
         units: list[BoundUnit] = []
         for index, body in enumerate(plan.units):
             graph = self._constants.graph(unpack_graph(body["graph"]))
@@ -266,13 +237,13 @@ class LoadedSession:
                 )
                 continue
             self._unloads.append(unload)
-            targets = [ports[value.name] for value in graph.outputs]
+            outputs = [ports[value.name] for value in graph.outputs]
             units.append(
                 BoundUnit(
                     self.provider_name,
                     unit,
                     program,
-                    targets,
+                    outputs,
                     self._places,
                     self._board,
                     self._pool,
@@ -283,31 +254,22 @@ class LoadedSession:
         if self.refused:
             return None
         inputs = [InputPort(e["name"], readers[e["board"]], e["edge"], message.slots) for e in plan.inputs]
-        return Partition(plan, inputs, units)
+        targets = Targets(readers[0], {one["name"]: one["target"] for one in plan.outputs if one["target"] >= 0})
+        return Partition(plan, inputs, units, targets)
 
-    def poll(self) -> bool:
-        """Run every lane that is ready, in order; True when one was."""
-        any_ready = False
-        serve = self._serve if self._recorder is None else self._serve_traced
-        for group in self._groups:
-            position = 0
-            while position < len(group.waiting):
-                lane = group.waiting[position]
-                run = lane.ready()
-                if run:
-                    any_ready = True
-                    serve(lane, run)
-                    group.served(position)
-                    position = 0  # those passed over may have waited for this lane, whose words no ring follows
-                else:
-                    position += 1
-        return any_ready
+    def poll(self) -> None:
+        """Run every lane that is ready. What becomes ready by others' words is told by a ring."""
+        serve_ready(self._groups, self._serve if self._recorder is None else self._serve_traced)
+
+    def ready(self) -> bool:
+        """Whether `poll` would run something."""
+        return any(lane.ready() for group in self._groups for lane in group.waiting)
 
     def trace_into(self, recorder: Recorder | None) -> None:
         """Trace runs from now on, or no more."""
         self._recorder = recorder
         for lane in self._lanes.values():
-            lane.steady = None  # its calls are made for one or the other
+            lane.steady.clear()  # its calls are made for one or the other
 
     def _serve_traced(self, lane: Lane, run: int) -> None:
         number = lane.partition.number
@@ -323,23 +285,25 @@ class LoadedSession:
         lane.last = run
         begun = monotonic()
         try:
-            if lane.steady is not None and lane.steady.fits(run):
-                lane.steady.repeat(run)
+            steady = lane.steady.get(lane.layouts)
+            if steady is not None and steady.fits():
+                steady.repeat(run)
             else:
-                lane.steady = None
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
             number = lane.partition.number
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
-        lane.runs += 1
-        lane.seconds += monotonic() - begun
+        ended = monotonic()
         for bell in lane.bells:
             bell.ring()
+        lane.runs += 1
+        lane.seconds += ended - begun
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""
         partition, slot, board = lane.partition, lane.slot, self._board
+        changes = self._places.changes[slot]
         outcome = partition.run(slot, self._recorder)
         if outcome is None:
             self._void(lane, run, "void")
@@ -348,9 +312,11 @@ class LoadedSession:
             board.publish(edge, slot, run, number)
         self._pool.published()
         board.publish(partition.done, slot, run, 1)
-        if outcome.calls is not None and STRONG_ORDER:
-            lane.steady = Steady(
-                board, self._places, slot, outcome.read, outcome.calls, outcome.published, partition.done
+        # A later unit may have moved the buffer of an earlier one: a run in which nothing changed is kept.
+        if outcome.calls is not None and STRONG_ORDER and changes == self._places.changes[slot]:
+            done = partition.done
+            lane.keep(
+                Steady(board, self._places, slot, outcome.read, outcome.calls, outcome.stamps, outcome.published, done)
             )
 
     def _void(self, lane: Lane, run: int, why: str) -> None:
@@ -373,6 +339,8 @@ class LoadedSession:
             "copies": self.counters.copies,
             "copied_bytes": self.counters.copied_bytes,
             "allocated_bytes": self._places.allocated_bytes + self._pool.pooled_bytes(),
+            "edge_bytes": self._places.allocated_bytes,
+            "edge_bytes_unshared": self._places.unshared_bytes,
             "partitions": list(totals.values()),
         }
 

@@ -1,9 +1,10 @@
-"""The steady state of a lane: while its inputs keep their layouts, a run is a few words and prepared calls.
+"""The steady state of a lane: for inputs in layouts that were there before, a run is a few words and prepared calls.
 
-After a run whose values all have fixed places, what it did is kept: which words it read, which bound calls it made on
-which arrays, which words it wrote. As long as the inputs come under the same layout numbers, with the same versions of
-their records, and no place of this worker has moved, the next run is that again, with nothing looked up. Anything else
-(a new shape, a result in a block of the output pool, a value without a place) takes the general way in `host.py`.
+After a run whose values all have fixed places, what it did is kept: which bound calls it made on which arrays, which
+words it wrote. When the inputs come again under the same layout numbers, with the same versions of their records, and
+neither its own buffers have moved nor its own numbers got another meaning, the run is that again, with nothing looked
+up. Anything else (a new shape, a result in a block of the output pool, a value without a place) takes the general way
+in `host.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ Call = tuple[Unit, Run, Sequence[Any]]  # a unit, its bound callable, and the ar
 
 
 class Steady:
-    """One lane's last run, ready to be repeated. Only where stores keep their order (`STRONG_ORDER`)."""
+    """A run of one lane, ready to be repeated. Only where stores keep their order (`STRONG_ORDER`)."""
 
-    __slots__ = ("_words", "_inputs", "_calls", "_units", "_outputs", "_places", "_epoch")
+    __slots__ = (
+        "_words", "_inputs", "_calls", "_units", "_outputs",
+        "_slot", "_changes", "_as_of", "_stamps", "_buffers", "_records",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -31,29 +35,41 @@ class Steady:
         slot: int,
         inputs: Sequence[tuple[BoardReader, int, int]],
         calls: Sequence[Call],
+        stamps: Sequence[tuple[int, int]],
         outputs: Sequence[tuple[int, int]],
         done: int,
     ) -> None:
-        """`inputs`: (reader, edge, layout number); `outputs`: (edge, layout number); `done` is published last."""
+        """`inputs`: (reader, edge, layout number); `outputs`: (edge, layout number); `done` is published last.
+
+        `stamps`: (index in `Places.stamps`, value) of the buffers that the calls write.
+        """
         self._words = board.words
-        self._inputs = tuple(
-            (reader.words, reader.index(edge, slot), number, *reader.version_at(edge, slot, number))
-            for reader, edge, number in inputs
-        )
+        self._inputs = tuple((reader.words, *reader.version_at(edge, slot, number)) for reader, edge, number in inputs)
         self._calls = tuple((call, arguments) for _, call, arguments in calls)
         self._units = tuple(unit for unit, _, _ in calls)
         self._outputs = (*((board.index(edge, slot), number) for edge, number in outputs), (board.index(done, slot), 1))
-        self._places = places
-        self._epoch = places.epoch
+        self._slot = slot
+        self._changes = places.changes
+        self._as_of = places.changes[slot]
+        self._stamps = places.stamps
+        self._buffers = tuple(stamps)
+        self._records = tuple(board.version_at(edge, slot, number) for edge, number in outputs)
 
-    def fits(self, run: int) -> bool:
-        """True if `run` finds everything as it was."""
-        if self._places.epoch != self._epoch:
-            return False
-        base = run << 16
-        for words, index, number, at, version in self._inputs:
-            if words[index] != base | number or words[at] != version:
+    def fits(self) -> bool:
+        """True if a run whose inputs come under the same layout numbers finds everything as it was."""
+        for words, at, version in self._inputs:
+            if words[at] != version:
                 return False
+        return self._changes[self._slot] == self._as_of or self._intact()
+
+    def _intact(self) -> bool:
+        """Something of the slot has changed: whether nothing of this lane did."""
+        stamps, words = self._stamps, self._words
+        if any(stamps[at] != stamp for at, stamp in self._buffers):
+            return False
+        if any(words[at] != version for at, version in self._records):
+            return False
+        self._as_of = self._changes[self._slot]
         return True
 
     def repeat(self, run: int) -> None:

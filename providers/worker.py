@@ -42,6 +42,7 @@ from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
 from outrider.shm.processes import die_with_parent
+from outrider.shm.spin import Spin
 
 EXIT_START = 3  # the provider did not start; the coordinator does not try again
 DESCRIPTOR_SECONDS = 30.0
@@ -118,6 +119,7 @@ class Worker:
         self.constants: dict[int, Constants] = {}
         self.recorders: dict[int, Recorder] = {}  # of sessions that are or were traced
         self.trace = Trace()
+        self.spin = Spin(0)
         self.provider: Provider
 
     def start(self) -> None:
@@ -166,13 +168,18 @@ class Worker:
                 if not self.handle(inbox.popleft()):
                     return
             self._poll()
-            # Whoever sends a message or publishes a word rings after it, so looking again before is for nothing.
-            os.read(bell, 8)
+            # Whoever sends a message or publishes a word rings after it: to look again first is for nothing, unless
+            # it saves being woken.
+            if not (self.spin.wanted and self.spin.until(self._work_came)):
+                os.read(bell, 8)
 
     def _poll(self) -> None:
         # Not in loop(): its variable would keep a session alive that has been unloaded.
         for loaded in self.sessions.values():
             loaded.poll()
+
+    def _work_came(self) -> bool | None:
+        return True if self.control.inbox or any(loaded.ready() for loaded in self.sessions.values()) else None
 
     def handle(self, message: messages.Message) -> bool:
         """One message; False for Stop."""
@@ -277,6 +284,7 @@ class Worker:
                 loaded.unload()
             else:
                 self.sessions[message.session] = loaded
+                self._set_spin()
         self.control.send(messages.Loaded(message.session, message.generation, refused))
 
     def unload(self, session: int, keep_weights: bool = False) -> None:
@@ -284,6 +292,7 @@ class Worker:
         loaded = self.sessions.pop(session, None)
         if loaded is not None:
             loaded.unload()
+            self._set_spin()
         if not keep_weights:
             self.recorders.pop(session, None)
             self.constants.pop(session, None)
@@ -310,6 +319,10 @@ class Worker:
         return messages.TraceData(
             message.request, spans, len(recorder), dict(recorder.threads), recorder.dropped, False
         )
+
+    def _set_spin(self) -> None:
+        """As long as the session that asks for the longest."""
+        self.spin = Spin(max((loaded.spin_us for loaded in self.sessions.values()), default=0))
 
     def stats(self) -> dict[str, Any]:
         """{provider: its own counters, sessions: those of each session by its number}."""

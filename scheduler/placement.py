@@ -261,6 +261,7 @@ class Placer:
             optimization=self.options.optimization,
             slots=len(self.deployer.slot_bells),
             output_memory=self.options.output_memory,
+            spin_us=self.options.spin_us,
         )
 
     def learn(self, took: Sequence[tuple[list[int], float]]) -> Blueprint:

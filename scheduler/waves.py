@@ -207,8 +207,8 @@ def owner_waves(owner: Sequence[int], successors: Sequence[Sequence[int]], order
         blocks.append(block)
 
 
-def own_before(owners: Sequence[int], edges: Iterable[Edge]) -> list[int]:
-    """For each vertex the last one of the same owner that it waits for, directly or through others; -1 for none.
+def last_ancestors(owners: Sequence[int], edges: Iterable[Edge]) -> list[list[int]]:
+    """For each vertex and owner the last of its vertices that must come earlier, by any way; -1 for none.
 
     Vertices are in topological order: `edges` lead from smaller to larger numbers.
     """
@@ -216,11 +216,19 @@ def own_before(owners: Sequence[int], edges: Iterable[Edge]) -> list[int]:
     predecessors: list[list[int]] = [[] for _ in owners]
     for before, after in edges:
         predecessors[after].append(before)
-    latest = [[-1] * count for _ in owners]  # vertex -> owner -> the last ancestor of that owner
+    latest = [[-1] * count for _ in owners]
     for vertex, sources in enumerate(predecessors):
         mine = latest[vertex]
         for source in sources:
             for owner, ancestor in enumerate(latest[source]):
                 mine[owner] = max(mine[owner], ancestor)
             mine[owners[source]] = max(mine[owners[source]], source)
-    return [latest[vertex][owner] for vertex, owner in enumerate(owners)]
+    return latest
+
+
+def own_before(owners: Sequence[int], edges: Iterable[Edge]) -> list[int]:
+    """For each vertex the last one of the same owner that it waits for, directly or through others; -1 for none.
+
+    Vertices are in topological order: `edges` lead from smaller to larger numbers.
+    """
+    return [latest[owner] for latest, owner in zip(last_ancestors(owners, edges), owners, strict=True)]

@@ -428,6 +428,44 @@ class Gated(Provider):
         return [inputs[0].copy()]
 
 
+class InPlace(Provider):
+    """Unary operators and a sum, each a unit bound to its places; sequences that hold what they were given."""
+
+    OPERATORS = {"Neg": numpy.negative, "Abs": numpy.abs, "Relu": lambda x, out: numpy.maximum(x, 0, out)}
+
+    def claim(self, graph):
+        known = {*self.OPERATORS, "ReduceSum", "SequenceConstruct", "SequenceInsert", "SequenceAt"}
+        return [Claim([node]) for node in graph.nodes if node.op_type in known]
+
+    def compile(self, unit):
+        (node,) = unit.nodes
+        if node.op_type == "SequenceConstruct":
+            return lambda inputs: [list(inputs)]
+        if node.op_type == "SequenceInsert":
+            return lambda inputs: [[*inputs[0], inputs[1]]]
+        if node.op_type == "SequenceAt":
+            return lambda inputs: [inputs[0][0]]
+        return InPlaceProgram(self.OPERATORS.get(node.op_type))
+
+
+class InPlaceProgram(Program):
+    def __init__(self, operator):
+        self.operator = operator
+
+    def bind(self, inputs, place):
+        x = inputs[0]
+        y = place(0, "float32", (1,) if self.operator is None else x.shape)
+
+        def run(_):
+            if self.operator is None:
+                y[0] = x.sum()
+            else:
+                self.operator(x, out=y)
+            return [None]
+
+        return run
+
+
 class Costly(Provider):
     """Claims Relu, or `all`, and tells what that costs."""
 

@@ -17,10 +17,11 @@ from onnx import TensorProto, helper
 from outrider.providers.contract import ClaimBrokenError, Context, KernelError, ProviderUnavailableError
 from outrider.providers.cpu import CpuProvider
 from outrider.providers.cpu.arena import Region, Scratch
-from outrider.providers.cpu.binding import Binding
 from outrider.providers.cpu.blocks import Code
 from outrider.providers.cpu.items import FIXED, Item, Root
 from outrider.providers.cpu.kernels.frame import Bind, find, kernel
+from outrider.providers.cpu.records import BOUND, Record
+from outrider.providers.cpu.walk import Walk
 from outrider.shm.errors import OutOfMemoryError
 from tests.program_harness import Bound, check_model, compiled, graph_of, model, ready, run_cpu, unit_of
 
@@ -244,14 +245,13 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-class Poisoned(Binding):
+class Poisoned(Walk):
     """Fills every block with rubbish as soon as the plan calls it free."""
 
     def free_if_dead(self, root: Root) -> None:
         if root.readers == 0:
             block = self.region.scratch.array(root.offset, np.dtype(np.uint8), (root.end - root.start,))
-            self._steps.append(partial(block.fill, 0xFF))
-            self._owners.append(self.code.ops[0])
+            self._records.append(Record(BOUND, self.code.ops[0], (), {}, (partial(block.fill, 0xFF),)))
         super().free_if_dead(root)
 
 
@@ -273,7 +273,7 @@ def test_bound_equals_node_by_node_bit_for_bit(proto: onnx.ModelProto, seed: int
                 return places[i]
 
             items = dict(zip(code.top.formals, (Item(FIXED, x) for x in inputs), strict=True))
-            binding = Poisoned(code, code.top, Region(scratch), items, place)
+            binding = Poisoned(code, code.top, Region(scratch), items, place).bound()
             assert not binding.late
             for _ in range(2):
                 fresh = [rng.standard_normal((4, 4)).astype(np.float32) for _ in inputs]
@@ -385,3 +385,5 @@ def test_unit_that_reads_the_undefined_is_refused() -> None:
 def test_options_are_refused() -> None:
     with pytest.raises(ProviderUnavailableError, match="no option speed"):
         CpuProvider().setup(Context({"speed": 1}, 0, 1, logging.getLogger()))
+    with pytest.raises(ProviderUnavailableError, match="reshape is 1; write True or False"):
+        CpuProvider().setup(Context({"reshape": 1}, 0, 1, logging.getLogger()))

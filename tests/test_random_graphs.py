@@ -82,16 +82,18 @@ def direct(made: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
 def test_random_claims_are_placed_and_right(fleet: Fleet, providers: int) -> None:
     """The last of them is `cpu`, which claims everything; the others claim as the names say."""
     names = [*OWN[: providers - 1], "cpu"]
-    x = np.array([-3, -0.5, 0, 2], np.float32)
+    feeds = [np.linspace(-3, 2, count, dtype=np.float32) for count in (4, 1, 9, 4, 5)]
     claims, dropped = 0, 0
     for seed in range(40):
         made, several = random_model(seed, providers - 1)
         claims += several
-        with InferenceSession(made, providers=names, options=SessionOptions(fleet=fleet)) as session:
-            results = session.run(None, {"x": x})
+        options = SessionOptions(fleet=fleet, max_in_flight=3)
+        with InferenceSession(made, providers=names, options=options) as session:
+            futures = [session.run_async(None, {"x": x}) for x in feeds]
+            for x, future in zip(feeds, futures, strict=True):
+                for result, expected in zip(future.result(), direct(made, x), strict=True):
+                    np.testing.assert_array_equal(result, expected)
             report, notes = session.placement().to_dict(), session.placement().notes
-        for result, expected in zip(results, direct(made, x), strict=True):
-            np.testing.assert_array_equal(result, expected)
         _check_partitions(made, report)
         dropped += sum("was dropped" in note for note in notes)
     assert claims > 40, "the graphs have claims of several nodes"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
+from outrider.scheduler import InferenceSession, SessionOptions, errors
 from outrider.shm.spin import MAX_MICROSECONDS, PAUSE, SAMPLE, Spin
+from tests.builders import chain
 
 pytestmark = pytest.mark.fast
 
@@ -43,3 +46,20 @@ def test_one_that_mostly_fails_pauses_and_then_tries_again() -> None:
     for _ in range(2 * SAMPLE):
         assert spin.until(lambda: True)
     assert (spin.tries, spin.hits) == (3 * SAMPLE, 2 * SAMPLE)
+
+
+def test_a_session_that_spins_gives_the_same_answers_and_is_woken_when_it_does_not_look() -> None:
+    x = np.array([[-2, -1, 0.5, 3]], np.float32)
+    pins = {"n0": "cpu", "n1": "cpu:1"}
+    options = SessionOptions(pins=pins, config={"spin_us": "50"})
+    with InferenceSession(chain("Relu", "Neg"), providers=["cpu", "cpu:1"], options=options) as session:
+        for number in range(2 * SAMPLE):
+            np.testing.assert_array_equal(session.run(None, {"x": x + number})[0], -np.maximum(x + number, 0))
+        slots = session._runner.slots.items
+        assert sum(slot.spin.tries for slot in slots) >= SAMPLE
+
+
+@pytest.mark.parametrize("text", ["-1", "1001", "much", ""])
+def test_bad_bounds_are_refused(text: str) -> None:
+    with pytest.raises(errors.InvalidOptionError, match="spin_us"):
+        SessionOptions(config={"spin_us": text})

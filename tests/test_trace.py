@@ -296,6 +296,24 @@ def test_sessions_of_one_fleet_see_their_own_spans(fleet: Fleet, tmp_path: Path)
         assert {span.args["session"] for span in (*trace.of("partition"), *trace.of("run"))} == {number}
 
 
+def test_replicas_are_traced_as_one_session(fleet: Fleet, tmp_path: Path) -> None:
+    made, options = chain("Neg", "Abs", shape=["N"]), SessionOptions(fleet=fleet, strategy="replicate")
+    with InferenceSession(made, providers=["cpu", "cpu:1"], options=options) as session:
+        session.start_trace()
+        for run in [session.run_async(None, {"x": X}) for _ in range(6)]:
+            np.testing.assert_array_equal(run.result()[0], np.abs(X))
+        session.stop_trace(tmp_path / "trace.json")
+        told = session.stats()
+    trace = TraceFile(tmp_path / "trace.json")
+    assert sorted(one.args["run"] for one in trace.of("partition")) == [1, 2, 3, 4, 5, 6]
+    where = {one.args["run"]: one.args["session"] for one in trace.of("partition")}
+    assert where == {one.args["run"]: one.args["session"] for one in trace.of("run")}
+    assert len(trace.arrows) == 12
+    assert [(one["provider"], one["nodes"]) for one in told["per_partition"]] == [("cpu", 2), ("cpu:1", 2)]
+    assert sum(one["runs"] for one in told["per_partition"]) == 6
+    assert {name: one["runs"] for name, one in told["per_operator"].items()} == {"ai.onnx::Neg": 6, "ai.onnx::Abs": 6}
+
+
 def test_a_long_trace_comes_in_parts(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     ask = Fleet.ask_for_spans

@@ -1,8 +1,9 @@
 """The cpu provider: ONNX operators as numpy kernels, bound once per signature and run from one arena.
 
 Kernels (`kernels/`, `sequences.py`) register themselves with the frame. `claims.py` says what is taken, `blocks.py`
-resolves names, `binding.py` binds a block to addresses, `control.py` runs bodies, `reference.py` is the stop-gap for
-what has no kernel, `program.py` is what the worker sees.
+resolves names, `walk.py` binds a block to addresses, `reshape.py` makes a binding from an earlier one, `lineage.py`
+chooses. `control.py` runs bodies, `reference.py` is the stop-gap for what has no kernel, `program.py` is what the
+worker sees.
 """
 
 from __future__ import annotations
@@ -25,29 +26,43 @@ from outrider.providers.contract import (
 )
 from outrider.providers.cpu.arena import Scratch
 from outrider.providers.cpu.claims import offers
+from outrider.providers.cpu.growth import ACTIONS
 from outrider.providers.cpu.program import CpuProgram
 
 __all__ = ["CpuProgram", "CpuProvider"]
 
 
 class CpuProvider(Provider):
-    """Serves ONNX on the CPU. Takes no options; `threads` of the context go to the kernels."""
+    """Serves ONNX on the CPU. `threads` of the context go to the kernels.
+
+    One option, `reshape` (bool, True): programs for new shapes are made from earlier ones where that saves work.
+    """
 
     merge = True
 
     def __init__(self) -> None:
         self._threads = 1
+        self._reshape = True
         self._trace = Trace()
         self._programs: list[CpuProgram] = []
         self._scratch: Scratch | None = None
 
     def setup(self, context: Context) -> None:
-        """Raises ProviderUnavailableError for an option: there are none."""
-        if context.options:
-            names = ", ".join(sorted(context.options))
+        """Raises ProviderUnavailableError for an unknown option, and for a value that an option does not take."""
+        unknown = sorted(set(context.options) - {"reshape"})
+        if unknown:
+            names = ", ".join(unknown)
             raise ProviderUnavailableError(
-                f"the cpu provider has no option {names}; remove it", provider="cpu", reason=f"unknown option {names}"
-            )
+                f"the cpu provider has no option {names}; remove it, or write 'reshape'",
+                provider="cpu", reason=f"unknown option {names}",
+            )  # fmt: skip
+        reshape = context.options.get("reshape", True)
+        if not isinstance(reshape, bool):
+            raise ProviderUnavailableError(
+                f"the cpu provider's option reshape is {reshape!r}; write True or False",
+                provider="cpu", reason=f"reshape={reshape!r} is not a bool",
+            )  # fmt: skip
+        self._reshape = reshape
         self._threads, self._trace = context.threads, context.trace
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
@@ -58,7 +73,7 @@ class CpuProvider(Provider):
         """Raises ClaimBrokenError when a node of the unit is not served after all."""
         if self._scratch is None:
             self._scratch = Scratch()
-        program = CpuProgram(unit, self._scratch, self._threads, self._trace)
+        program = CpuProgram(unit, self._scratch, self._threads, self._trace, self._reshape)
         self._programs.append(program)
         return program
 
@@ -69,15 +84,21 @@ class CpuProvider(Provider):
             self._scratch.trim(max((program.high for program in self._programs), default=0))
 
     def stats(self) -> Mapping[str, Any]:
-        """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound in each run, bytes."""
+        """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound in each run, bytes.
+
+        `reshaped`: bindings by how they were made (`growth.py`).
+        """
         operators: Counter[str] = Counter()
+        reshaped = Counter(dict.fromkeys(ACTIONS, 0))
         for program in self._programs:
             served = {op.origin.name: op.origin.label for op in program.code.ops if op.reference}
             operators.update(served.values())
+            reshaped.update(program.reshaped)
         return {
             "reference_nodes": sum(operators.values()),
             "reference_ops": dict(sorted(operators.items())),
             "programs_bound": sum(program.bound for program in self._programs),
+            "reshaped": dict(reshaped),
             "unbound_nodes": sum(program.unbound_nodes for program in self._programs),
             "arena_bytes": 0 if self._scratch is None else self._scratch.mark,
         }

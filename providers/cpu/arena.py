@@ -7,8 +7,8 @@ nothing. A body of a control-flow node starts where the memory of the program ar
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -58,20 +58,26 @@ class Scratch:
 
 
 class Region:
-    """The addresses of one program: blocks are allocated and freed while it is bound; `high` is the mark it needs."""
+    """The addresses of one program from `base` on: pieces are allocated and freed while it is bound.
+
+    `high` is the mark that the scratch memory needs.
+    """
 
     def __init__(self, scratch: Scratch, base: int = 0) -> None:
         self.scratch = scratch
+        self.base = base
         base = -(-base // ALIGN) * ALIGN
         self.high = base
         self._ranges = Ranges(base, SEGMENT_BYTES, ALIGN)
 
-    def allocate(self, value: str, shape: Iterable[int], dtype: np.dtype[Any]) -> tuple[np.ndarray, int, int]:
-        """(array, offset, bytes taken). Raises OutOfMemoryError naming `value` when the size is out of the question."""
-        dims = tuple(int(d) for d in shape)
-        nbytes = dtype.itemsize
-        for dim in dims:
-            nbytes *= dim
+    def allocate(
+        self, value: str, shape: tuple[int, ...], dtype: np.dtype[Any], room: int = 0
+    ) -> tuple[np.ndarray, int, int]:
+        """(array, offset, bytes taken); `room` bytes are left free behind the array.
+
+        Raises OutOfMemoryError naming `value` when the size is out of the question.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize + room
         if nbytes >= LARGE:
             memory.check(value, nbytes)
         taken = max(ALIGN, -(-nbytes // ALIGN) * ALIGN)
@@ -83,8 +89,8 @@ class Region:
                 value=value, asked=nbytes, available=memory.available_bytes(),
             ) from None  # fmt: skip
         self.high = max(self.high, offset + taken)
-        return self.scratch.array(offset, dtype, dims), offset, taken
+        return self.scratch.array(offset, dtype, shape), offset, taken
 
     def free(self, offset: int) -> None:
-        """The block at `offset` may be given to others."""
+        """The piece at `offset` may be given to others."""
         self._ranges.free(offset)

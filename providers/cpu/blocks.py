@@ -26,7 +26,10 @@ ABSENT = -1  # the number of an omitted input or an unnamed output
 
 @dataclass(eq=False)
 class Op:
-    """One lowered node. `kernel` is None where the executor itself runs it (If, Loop, Scan, SequenceMap)."""
+    """One lowered node. `kernel` is None where the executor itself runs it (If, Loop, Scan, SequenceMap).
+
+    `reads`: numbers of the given inputs and captures; `deterministic`: no random operator, bodies included.
+    """
 
     index: int
     step: Node
@@ -38,6 +41,8 @@ class Op:
     outputs: tuple[int, ...]
     bodies: Mapping[str, Block]
     captures: tuple[int, ...]
+    reads: tuple[int, ...]
+    deterministic: bool
 
 
 @dataclass(eq=False)
@@ -55,7 +60,7 @@ class Block:
 
 
 class Code:
-    """A compiled unit, before any signature is known."""
+    """A compiled unit, before any signature is known. `reshape`: bindings are made from earlier ones."""
 
     def __init__(
         self,
@@ -64,8 +69,10 @@ class Code:
         outputs: Sequence[Value],
         constants: Mapping[str, np.ndarray],
         trace: Trace | None = None,
+        reshape: bool = True,
     ) -> None:
         self.trace = Trace() if trace is None else trace
+        self.reshape = reshape
         self.names: list[str] = []
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -137,9 +144,8 @@ class Code:
         for origin in nodes:
             for step in origin.steps():
                 op = self._op(step, origin, scopes)
-                for number in (*op.inputs, *op.captures):
-                    if number != ABSENT:
-                        read(number)
+                for number in op.reads:
+                    read(number)
                 made = [number for number in op.outputs if number != ABSENT]
                 own.update(made)
                 produced.update(made)
@@ -165,9 +171,14 @@ class Code:
             bodies = {key: self._body(f"{step.name}/{key}", body, scopes) for key, body in step.bodies()}
         captures = tuple(dict.fromkeys(number for body in bodies.values() for number in body.free))
         outputs = tuple(self._define(scopes[-1], value.name) for value in step.outputs)
+        reads = tuple(number for number in (*inputs, *captures) if number != ABSENT)
+        if service.kernel is None:
+            deterministic = all(inner.deterministic for body in bodies.values() for inner in body.ops)
+        else:
+            deterministic = service.kernel.deterministic
         op = Op(
             len(self.ops), step, origin, service.kernel, service.parsed, service.reference,
-            inputs, outputs, bodies, captures,
+            inputs, outputs, bodies, captures, reads, deterministic,
         )  # fmt: skip
         self.ops.append(op)
         return op

@@ -3,47 +3,42 @@
 A body is bound like a unit. Constants, and values of the program around it that have fixed addresses, are used in
 place; what arrives anew in each call (formals, late captures) is copied into staging arrays, so that one binding serves
 all calls of a signature. A few bindings are kept; a body whose signature keeps changing is run with everything unbound
-instead. Results are copied out: nothing that a later call overwrites leaves a body.
+instead. Results are copied out: nothing that a later call overwrites leaves a body. When the program around it is
+re-shaped, so are its bodies.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from outrider.providers.contract import Value
-from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.binding import Binding, LateOp
 from outrider.providers.cpu.blocks import ABSENT, Block, Op
-from outrider.providers.cpu.items import FIXED, LATE, LATE_ITEM, Item, fixed_size
+from outrider.providers.cpu.building import Builder, Stage
+from outrider.providers.cpu.conditions import single, truth
+from outrider.providers.cpu.items import LATE, LATE_ITEM, Item, fixed_size
+from outrider.providers.cpu.lineage import Lineage
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.failures import fail
 
 BINDINGS = 16  # per body and binding of the program around it
 
 
-def branch_of(op: Op, condition: Any) -> Block:
-    """The body of an If that a condition selects; one element of any rank."""
-    try:
-        return op.bodies["then_branch" if _truth(condition, "the condition") else "else_branch"]
-    except Exception as cause:
-        fail((op.origin,), op.step.inputs, [condition], cause)
-
-
-def late_control(op: Op, parent: Binding) -> LateOp:
-    """The node as it is run in the unbound stretch of `parent`."""
-    return _KINDS[op.step.op_type](op, parent)
+def late_control(op: Op, parent: Builder, before: LateOp | None) -> LateOp:
+    """The node as it is run in the unbound stretch of `parent`. `before`: as it was in an earlier binding."""
+    return _KINDS[op.step.op_type](op, parent, before if isinstance(before, _Control) else None)
 
 
 class _Bound:
-    """A body bound to one signature. `staging`: where each argument is copied to, None for one that stays a value."""
+    """A body bound to one signature. Arguments that have an address in it are copied there, others stay values."""
 
-    def __init__(self, binding: Binding, numbers: Sequence[int], staging: list[np.ndarray | None]) -> None:
+    def __init__(self, binding: Binding, numbers: Sequence[int]) -> None:
         self.binding = binding
-        self._arguments = tuple(zip(numbers, staging, strict=True))
+        self._arguments = tuple((number, binding.item(number).value) for number in numbers)
         scratch = binding.region.scratch
         self._results = tuple(
             (
@@ -80,14 +75,16 @@ class _Bound:
 class Body:
     """One body inside one binding of the program around it."""
 
-    def __init__(self, block: Block, parent: Binding) -> None:
+    def __init__(self, block: Block, parent: Builder, captures: Mapping[int, Item], lineage: Lineage) -> None:
         self.block = block
-        self._code, self._outer, self._threads = parent.code, parent.region, parent.threads
-        captures = {number: parent.keep(number) for number in block.free}
+        self.captures = captures
+        self.lineage = lineage
+        self.outer = parent.region
+        self._code = parent.code
         self.late = tuple(number for number, item in captures.items() if item.state == LATE)
         self._fixed = {number: item for number, item in captures.items() if item.state != LATE}
-        self._bound: OrderedDict[tuple[Any, ...], _Bound] = OrderedDict()
         self._numbers = (*block.formals, *self.late)
+        self._bound: OrderedDict[tuple[Any, ...], _Bound] = OrderedDict()
         self._misses = 0
 
     def call(self, formals: Sequence[Any], env: dict[int, Any]) -> list[Any]:
@@ -109,41 +106,50 @@ class Body:
             raise ValueError(f"{value.name!r} is {value.dtype}: only tensors can be stacked")
         return numpy_dtype(value.dtype), tuple(dim if isinstance(dim, int) else 0 for dim in value.shape or ())
 
-    def _bind(self, given: Sequence[Any]) -> _Bound:
-        key: tuple[Any, ...] = tuple((x.dtype.num, x.shape) if fixed_size(x) else None for x in given)
+    def _bind(self, arguments: Sequence[Any]) -> _Bound:
+        key: tuple[Any, ...] = tuple((x.dtype.num, x.shape) if fixed_size(x) else None for x in arguments)
         found = self._bound.get(key)
         if found is not None:
             self._bound.move_to_end(key)
             return found
         self._misses += 1
         if self._misses > BINDINGS:  # a signature that keeps changing: bind nothing, once for all
-            key = (None,) * len(given)
+            key = (None,) * len(arguments)
             found = self._bound.get(key)
             if found is not None:
                 return found
-        region = Region(self._outer.scratch, self._outer.high)
-        items = dict(self._fixed)
-        staging: list[np.ndarray | None] = []
-        for number, item, kind in zip(self._numbers, given, key, strict=True):
-            stage = None
-            if kind is not None:
-                name = f"{self.block.name}: {self._code.names[number]}"
-                stage = region.allocate(name, item.shape, item.dtype)[0] if item.size else np.empty_like(item)
-            staging.append(stage)
-            items[number] = LATE_ITEM if stage is None else Item(FIXED, stage)
-        binding = Binding(self._code, self.block, region, items, threads=self._threads)
-        self._bound[key] = found = _Bound(binding, self._numbers, staging)
+        given: dict[int, Item | Stage] = dict(self._fixed)
+        for number, item, kind in zip(self._numbers, arguments, key, strict=True):
+            name = f"{self.block.name}: {self._code.names[number]}"
+            given[number] = LATE_ITEM if kind is None else Stage(name, item.dtype, item.shape)
+        binding = self.lineage.bind(given, self.outer.high)
+        self._bound[key] = found = _Bound(binding, self._numbers)
         if len(self._bound) > BINDINGS:
             self._bound.popitem(last=False)
         return found
 
 
+def _body(block: Block, parent: Builder, before: Body | None) -> Body:
+    """The body inside the binding that `parent` makes: `before`, inside an earlier binding, if it sees the same."""
+    captures = {number: parent.keep(number) for number in block.free}
+    if before is None:
+        return Body(block, parent, captures, Lineage(parent.code, block, parent.region.scratch, parent.threads))
+    if (
+        before.outer is parent.region
+        and all(before.captures[number] is item for number, item in captures.items())
+        and all(op.deterministic for op in block.ops)
+    ):
+        return before
+    return Body(block, parent, captures, before.lineage)
+
+
 class _Control:
     """What the kinds share: reading the node's inputs, storing its outputs, errors that name it."""
 
-    def __init__(self, op: Op, parent: Binding) -> None:
+    def __init__(self, op: Op, parent: Builder, before: _Control | None) -> None:
         self.op = op
-        self.bodies = {key: Body(block, parent) for key, block in op.bodies.items()}
+        earlier: Mapping[str, Body] = {} if before is None else before.bodies
+        self.bodies: dict[str, Body] = {key: _body(block, parent, earlier.get(key)) for key, block in op.bodies.items()}
         self._sources = [None if number == ABSENT else parent.keep(number) for number in op.inputs]
 
     def __call__(self, env: dict[int, Any], binding: Binding) -> None:
@@ -170,7 +176,7 @@ class _If(_Control):
     """If-1 to -25: one branch runs; shapes and kinds of the branches' results may differ."""
 
     def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
-        chosen = "then_branch" if _truth(inputs[0], "the condition") else "else_branch"
+        chosen = "then_branch" if truth(inputs[0], "the condition") else "else_branch"
         return self.bodies[chosen].call((), env)
 
 
@@ -185,8 +191,8 @@ class _Loop(_Control):
         block = body.block
         count = len(block.formals) - 2
         inputs += [None] * (2 + count - len(inputs))
-        trips = None if inputs[0] is None else int(_single(inputs[0], "the trip count"))
-        going = True if inputs[1] is None else _truth(inputs[1], "the condition")
+        trips = None if inputs[0] is None else int(single(inputs[0], "the trip count"))
+        going = True if inputs[1] is None else truth(inputs[1], "the condition")
         carried = inputs[2 : 2 + count]
         scans = _Stacks(len(block.results) - 1 - count)
         trip = 0
@@ -194,7 +200,7 @@ class _Loop(_Control):
         while going and (trips is None or trip < trips):
             results = body.call([np.array(trip, np.int64), condition, *carried], env)
             condition = results[0]
-            going = _truth(condition, "the body's condition")
+            going = truth(condition, "the body's condition")
             carried = results[1 : 1 + count]
             scans.add(results[1 + count :])
             trip += 1
@@ -281,7 +287,7 @@ class _SequenceMap(_Control):
         return outputs
 
 
-_KINDS: dict[str, Callable[[Op, Binding], _Control]] = {
+_KINDS: dict[str, Callable[[Op, Builder, _Control | None], _Control]] = {
     "If": _If,
     "Loop": _Loop,
     "Scan": _Scan,
@@ -320,20 +326,6 @@ def _padded(items: Sequence[np.ndarray]) -> np.ndarray:
     for place, item in zip(result, items, strict=True):
         place[: len(item)] = item
     return result
-
-
-def _single(item: Any, what: str) -> Any:
-    if not isinstance(item, np.ndarray) or item.size != 1:
-        shape = item.shape if isinstance(item, np.ndarray) else type(item).__name__
-        raise ValueError(f"{what} must be one number, its shape is {shape}")
-    return item.reshape(())[()]
-
-
-def _truth(item: Any, what: str) -> bool:
-    value = _single(item, what)
-    if item.dtype != np.bool_:
-        raise TypeError(f"{what} must be bool, it is {item.dtype}")
-    return bool(value)
 
 
 def _list(attributes: Any, name: str, count: int) -> list[int]:

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from outrider.shm.segment import address_of
+
 KNOWN, FIXED, LATE = "known", "fixed", "late"
 
 
 class Root:
-    """One allocated block. `readers`: reads left, of all values that lie in it."""
+    """One allocated piece of scratch memory. `readers`: reads left, of all values that lie in it."""
 
     __slots__ = ("offset", "start", "end", "readers")
 
@@ -27,7 +29,7 @@ class Root:
 
 
 class Item:
-    """The state of one value. `shared`: KNOWN and the same for every signature. `root`: the block of a FIXED value."""
+    """The state of one value. `shared`: KNOWN and the same for every signature. `root`: the memory of a FIXED value."""
 
     __slots__ = ("state", "value", "root", "shared")
 
@@ -51,3 +53,19 @@ def plain(item: Item) -> bool:
     if item.state == LATE:
         return False
     return item.value is None or fixed_size(item.value)
+
+
+def alike(a: Item, b: Item) -> bool:
+    """True when an op cannot tell two items apart: the same contents where known, else the same memory."""
+    if a is b:
+        return True
+    if a.state != b.state or a.root is not b.root or a.shared != b.shared:
+        return False
+    x, y = a.value, b.value
+    if x is y:
+        return True
+    if not fixed_size(x) or not fixed_size(y) or x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    if a.state == KNOWN:
+        return bool(x.tobytes() == y.tobytes())
+    return x.strides == y.strides and address_of(x) == address_of(y)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from outrider.providers.contract import Place, Program, Run, Trace, Unit
-from outrider.providers.cpu.arena import Region, Scratch
+from outrider.providers.cpu.arena import Scratch
 from outrider.providers.cpu.binding import Binding
 from outrider.providers.cpu.blocks import Code
 from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
+from outrider.providers.cpu.lineage import Lineage
 
 
 class CpuProgram(Program):
     """Made from a unit. Levels 'none', 'basic' and 'all' are one today: nodes as written, each by its kernel."""
 
-    def __init__(self, unit: Unit, scratch: Scratch, threads: int, trace: Trace | None = None) -> None:
-        self.code = Code((*unit.constant_nodes, *unit.nodes), unit.inputs, unit.outputs, unit.constants, trace)
+    def __init__(
+        self, unit: Unit, scratch: Scratch, threads: int, trace: Trace | None = None, reshape: bool = True
+    ) -> None:
+        nodes = (*unit.constant_nodes, *unit.nodes)
+        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape)
         self.bound = 0
         self.unbound_nodes = 0
-        self._scratch = scratch
-        self._threads = threads
+        self._lineage = Lineage(self.code, self.code.top, scratch, threads)
 
     @property
     def reference_nodes(self) -> tuple[str, ...]:
@@ -34,11 +38,16 @@ class CpuProgram(Program):
         """Bytes of scratch memory that the bindings made so far need."""
         return self.code.high
 
+    @property
+    def reshaped(self) -> Counter[str]:
+        """How many bindings were made in which way (`growth.py`)."""
+        return self._lineage.counts
+
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         """See `Program.bind`. Values returned instead of placed are valid until the next run of this worker."""
         block = self.code.top
         items = {number: _item(item) for number, item in zip(block.formals, inputs, strict=True)}
-        binding = Binding(self.code, block, Region(self._scratch), items, place, self._threads)
+        binding = self._lineage.bind(items, place=place)
         self.bound += 1
         self.unbound_nodes = len({late.op.origin.name for late in binding.late})
         if not binding.late and len(binding.placed) == len(block.results):

@@ -22,6 +22,15 @@ import msgpack
 
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 
+START = 0
+"""The edge of board 0 whose word starts a run. Its layout number is one of the following two."""
+UNBOUND = 1
+"""The run's results go where the worker likes."""
+BOUND = 2
+"""Some results of the run have a target: the words of the `target` edges tell which, and where."""
+USER_MEMORY = 0xFFFF
+"""The number under which layouts of board 0 name the memory of the user's process."""
+
 PROTOCOL = 1
 MAX_BYTES = 1 << 30  # a body larger than this is refused before it is parsed
 
@@ -76,9 +85,12 @@ class Load:
     """Compile these partitions and take part in runs.
 
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
-    coordinator. `own` is this worker's board. `pool`: descriptor id of its output pool, whose release words start at
-    word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
-    `slot_bells`: those of the run slots. `partitions`: see `PartitionPlan`.
+    coordinator, whose edge START starts each run. `own` is this worker's board. `memories`: [{memory, segment
+    (descriptor id)}]: what layouts of board 0 may name beside its own segment: USER_MEMORY, and as memory n the output
+    pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start at word `pool_words`
+    of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board; `slot_bells`: those of the
+    run slots. `spin_us`: how many microseconds it looks for more work before it blocks. `partitions`: see
+    `PartitionPlan`.
     """
 
     session: int
@@ -88,8 +100,10 @@ class Load:
     optimization: str
     weights: dict[int, int]
     boards: list[dict[str, int]]
+    memories: list[dict[str, int]]
     bells: dict[int, int]
     slot_bells: list[int]
+    spin_us: int
     pool: int
     pool_words: int
     pool_blocks: int
@@ -101,8 +115,10 @@ class Load:
 class PartitionPlan:
     """One partition inside `Load`.
 
-    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, result, published}] on the worker's own board, `result`
-    for those that go to the caller only, `published` for those that leave the partition; `units`: [{graph, constants}]
+    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, buffer, result, target, published, inside}] on the
+    worker's own board: edges of one `buffer` are never needed at the same time; `result` for those that go to the
+    caller only, `target` the edge of board 0 that says where the caller wants such a one (-1 for others), `published`
+    for those that leave the partition, `inside` for those that another unit of it reads; `units`: [{graph, constants}]
     with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge whose word says
     that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the last partition
     of the same worker that this one waits for, directly or through others, -1 for none.

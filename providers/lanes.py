@@ -1,0 +1,137 @@
+"""Lanes: what a worker serves, one partition in one run slot each, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from outrider.providers.steady import Steady
+from outrider.shm.board import STRONG_ORDER, fence, run_of
+from outrider.shm.doorbell import Doorbell
+
+if TYPE_CHECKING:
+    from outrider.providers.host import Partition
+
+KEPT = 32  # repeatable runs of a lane
+
+
+class Lane:
+    """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
+
+    The `runs` it served, failed ones too, took it `seconds`; `failed` says why one failed, for a trace.
+
+    `steady` holds what can be repeated, by the layout numbers of all inputs as one number: `layouts` is that of the run
+    that is ready.
+
+    `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
+    earlier, so nobody looks at them until this lane has served the run.
+    """
+
+    __slots__ = (
+        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "runs", "seconds", "failed",
+        "_first", "_others",
+    )  # fmt: skip
+
+    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
+        self.partition = partition
+        self.slot = slot
+        self.bells = tuple(bells)
+        self.followers: list[Lane] = []
+        self.last = 0
+        self.layouts = 0
+        self.runs = 0
+        self.seconds = 0.0
+        self.failed = ""
+        self.steady: dict[int, Steady] = {}
+        self._first, *others = [(port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs]
+        self._others = tuple(others)
+
+    def ready(self) -> int:
+        """The run to serve now, or 0."""
+        words, index = self._first
+        word = words[index]
+        run: int = word >> 16
+        if run <= self.last:
+            return 0
+        layouts = word & 0xFFFF
+        for words, index in self._others:
+            word = words[index]
+            if word >> 16 != run:
+                return 0
+            layouts = layouts << 16 | word & 0xFFFF
+        if not STRONG_ORDER:
+            fence()
+        self.layouts = layouts
+        return run
+
+    def keep(self, steady: Steady) -> None:
+        """Repeat this whenever inputs come in the layouts of the present run."""
+        if len(self.steady) >= KEPT and self.layouts not in self.steady:
+            self.steady.pop(next(iter(self.steady)))
+        self.steady[self.layouts] = steady
+
+
+class LaneGroup:
+    """The lanes of one slot: `waiting` are those that may become ready now, in the order of the plan.
+
+    A run of the slot is here from the coordinator's start word, `words[start]`, until all lanes have served it: `ended`
+    is the last that they all have.
+    """
+
+    __slots__ = ("words", "start", "first", "count", "waiting", "left", "ended")
+
+    def __init__(self, words: memoryview, start: int) -> None:
+        self.words = words
+        self.start = start
+        self.first: list[Lane] = []  # those that wait for no lane of this worker
+        self.count = 0
+        self.waiting: list[Lane] = []
+        self.left = 0
+        self.ended = 0
+
+    def add(self, lane: Lane, after: Lane | None) -> None:
+        """Add a lane; `after` is the one of this group that it follows."""
+        (self.first if after is None else after.followers).append(lane)
+        self.count += 1
+        self.waiting, self.left = list(self.first), self.count
+
+    def run(self) -> int:
+        """The run that the start word names."""
+        return run_of(self.words[self.start])
+
+    def served(self, position: int) -> bool:
+        """The lane at this position of `waiting` has served the run; True if it was the last, and all wait anew."""
+        lane = self.waiting.pop(position)
+        self.left -= 1
+        if self.left:
+            self.waiting += lane.followers
+            return False
+        self.waiting, self.left, self.ended = list(self.first), self.count, lane.last
+        return True
+
+
+def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], None]) -> None:
+    """Serve every lane that is ready or becomes so by that, one of the oldest run first each time."""
+    begun = [group for group in groups if group.words[group.start] >> 16 > group.ended]
+    if len(begun) > 1:
+        begun.sort(key=LaneGroup.run)
+    for place, group in enumerate(begun):
+        position = 0
+        passed = False  # a lane was served behind others that were not ready: they may have waited for its words
+        while True:
+            if position == len(group.waiting):
+                if not passed:
+                    break
+                position, passed = 0, False
+            lane = group.waiting[position]
+            run = lane.ready()
+            if not run:
+                position += 1
+                continue
+            serve(lane, run)
+            passed = position > 0
+            ended = group.served(position)
+            if place:  # older runs may have become ready meanwhile
+                serve_ready(begun[:place], serve)
+            if ended:
+                break
