@@ -9,7 +9,7 @@ bindings to different blocks are made, and beyond that the result is copied into
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
@@ -20,7 +20,7 @@ from outrider.providers.contract import Program, ProviderContractError, Run, Uni
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_dtype, onnx_name
 from outrider.providers.wire.spans import Trace, timed
-from outrider.shm.board import TENSOR, BoardWriter, Layout
+from outrider.shm.board import OWN, TENSOR, BoardWriter, Layout
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import address_of
@@ -107,6 +107,7 @@ class BoundUnit:
         # (output, slot) -> the last stored array, read-only
         self._held: dict[tuple[int, int], tuple[int, np.ndarray]] = {}
         self._last: Binding | None = None
+        self._targets: Mapping[str, Layout] = {}  # of the present run
 
     def repeatable(self) -> Binding | None:
         """The binding of the last run, if calling it again with the same arrays is all there is to do."""
@@ -115,9 +116,15 @@ class BoundUnit:
             return None
         return last
 
-    def run(self, slot: int, inputs: Sequence[Any]) -> list[tuple[int, Any]]:
-        """Run on `inputs`; returns (layout number, value) per output: read-only array, or the value as it is."""
-        key = (slot, *[id(x) if type(x) is np.ndarray and x.dtype != object else type(x) for x in inputs])
+    def run(self, slot: int, inputs: Sequence[Any], targets: Mapping[str, Layout]) -> list[tuple[int, Any]]:
+        """Run on `inputs`; returns (layout number, value) per output: read-only array, or the value as it is.
+
+        `targets`: where the caller wants outputs, by name. One that has another dtype or shape goes elsewhere.
+        """
+        wanted = [targets.get(port.name) for port in self.outputs] if targets else ()
+        inputs_key = [id(x) if type(x) is np.ndarray and x.dtype != object else type(x) for x in inputs]
+        key = (slot, *inputs_key, *wanted)
+        self._targets = targets
         binding = self._known(slot, key)
         if binding is None:
             binding = self._bind(slot, key, inputs)
@@ -175,7 +182,7 @@ class BoundUnit:
             edge = self.outputs[i].edge
             if layout.block is not None:
                 binding.blocks.append((layout.block, layout.offset, layout.nbytes))
-            else:
+            elif layout.memory == OWN:
                 at = self._places.stamp_index(edge, slot)
                 binding.stamps.append((at, self._places.stamps[at]))
                 if self.outputs[i].result and layout.nbytes > LEASE_BYTES:
@@ -203,16 +210,21 @@ class BoundUnit:
     ) -> tuple[np.ndarray, Layout, int]:
         """A place for an output, in the output pool where it may lie there; its layout, and the number of that."""
         port, kind = self.outputs[i], numpy_dtype(dtype)
+        target = self._targets.get(port.name)
+        wanted = (self._pool.memory, NUMBER[dtype], shape)
+        if target is not None and (target.memory, target.dtype, target.shape) == wanted:
+            number = self._places.number(port.edge, slot, target)
+            return self._pool.segment.array(target.offset, kind, shape), target, number
         nbytes = kind.itemsize * math.prod(shape)
         large = pooled and port.result and nbytes > LEASE_BYTES
         taken = self._pool.take(nbytes, port.name) if large else None
         if taken is not None:
             block, offset = taken
-            segment = self._pool.segment
+            segment, memory = self._pool.segment, self._pool.memory
         else:
             block, offset = None, self._places.offset(port.edge, slot, nbytes, port.name)
-            segment = self._places.segment
-        layout = Layout(TENSOR, NUMBER[dtype], kind.itemsize, shape, offset, nbytes, block)
+            segment, memory = self._places.segment, OWN
+        layout = Layout(TENSOR, NUMBER[dtype], kind.itemsize, shape, offset, nbytes, block, memory)
         return segment.array(offset, kind, shape), layout, self._places.number(port.edge, slot, layout)
 
     def _store(self, i: int, slot: int, value: Any) -> tuple[int, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -67,9 +68,16 @@ class Constants:
         )
 
     def node(self, node: Node) -> Node:
-        """The node with decoded attributes."""
-        attributes = {key: self._attribute(item) for key, item in node.attributes.items()}
-        lowered = None if node.lowered is None else tuple(self.node(step) for step in node.lowered)
+        """The node with decoded attributes; the same one where there is nothing to decode."""
+        lowered = node.lowered
+        if lowered is not None:
+            steps = tuple([self.node(step) for step in lowered])
+            lowered = lowered if all(map(operator.is_, steps, lowered)) else steps
+        attributes = node.attributes
+        if any(map(_is_coded, attributes.values())):
+            attributes = {key: self._attribute(item) for key, item in attributes.items()}
+        elif lowered is node.lowered:
+            return node
         return dataclasses.replace(node, attributes=attributes, lowered=lowered)
 
     def _attribute(self, item: Any) -> Any:
@@ -80,6 +88,13 @@ class Constants:
         if isinstance(item, (list, tuple)):
             return [self._attribute(one) for one in item]
         return item
+
+
+def _is_coded(item: Any) -> bool:
+    """True for a reference or a body, and for a list that may hold one."""
+    return isinstance(item, (TensorRef, Graph)) or (
+        isinstance(item, (list, tuple)) and any(isinstance(one, (TensorRef, Graph, list, tuple)) for one in item)
+    )
 
 
 class LazyConstants(Mapping[str, np.ndarray]):

@@ -22,6 +22,7 @@ from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
 from outrider.providers.lanes import Lane, LaneGroup, serve_ready
 from outrider.providers.steady import Call, Steady
+from outrider.providers.targets import Targets
 from outrider.providers.tracing import repeated, run_unit, unit_name, written
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
@@ -59,7 +60,7 @@ class InputPort:
             return held[1]
         if layout.kind == NONE:
             return None
-        segment = self.reader.segment
+        segment = self.reader.memory_of(layout)
         if layout.kind == ENCODED:
             return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
         arrays = self._arrays[slot]
@@ -77,8 +78,11 @@ class InputPort:
 class Partition:
     """Units dispatched together. Inputs and outputs are edges; values between its units stay in this worker."""
 
-    def __init__(self, plan: PartitionPlan, inputs: Sequence[InputPort], units: Sequence[BoundUnit]) -> None:
+    def __init__(
+        self, plan: PartitionPlan, inputs: Sequence[InputPort], units: Sequence[BoundUnit], targets: Targets
+    ) -> None:
         self.number = plan.partition
+        self.targets = targets
         self.inputs = tuple(inputs)
         self.units = tuple(units)
         self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
@@ -97,11 +101,15 @@ class Partition:
             read.append((port.reader, port.edge, number))
             if port.name:
                 known[port.name] = port.value(slot, number)
+        targets = self.targets.of(slot, read)
         numbers: dict[str, int] = {}
         for unit in self.units:
             arguments = [known[value.name] for value in unit.unit.inputs]
             try:
-                results = unit.run(slot, arguments) if recorder is None else run_unit(recorder, unit, slot, arguments)
+                if recorder is None:
+                    results = unit.run(slot, arguments, targets)
+                else:
+                    results = run_unit(recorder, unit, slot, arguments, targets)
             except (Exception, SystemExit) as error:  # a provider may raise anything
                 fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
             binding = unit.repeatable()
@@ -159,26 +167,31 @@ class LoadedSession:
         self._recorder = trace.recorder
         self._unloads: list[Callable[[], None]] = []
         self._constants = constants
-        slots = message.slots
+        slots, own = message.slots, message.own
+        pool = _mapped(take(message.pool), writable=True)
+        memories = {one["memory"]: _mapped(take(one["segment"]), writable=False) for one in message.memories}
+        memories[own] = pool
         plans = [plan_of(body) for body in message.partitions]
         buffers = {output["edge"]: output["buffer"] for plan in plans for output in plan.outputs}
         readers: dict[int, BoardReader] = {}
         for entry in message.boards:
             board, edges = entry["board"], entry["edges"]
-            segment = _mapped(take(entry["segment"]), writable=board == message.own)
-            if board == message.own:
+            segment = _mapped(take(entry["segment"]), writable=board == own)
+            if board == own:
                 self._board = BoardWriter(segment, edges, slots, message.generation)
                 self._places = Places(segment, self._board, edges, slots, buffers)
             # Its own board too: a partition may read what an earlier one of the same worker wrote.
-            readers[board] = BoardReader(segment, edges, slots, message.generation)
+            shown = memories if board == 0 else None
+            readers[board] = BoardReader(segment, edges, slots, message.generation, shown)
         self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
         self._slot_bells = [Doorbell(take(fd)) for fd in message.slot_bells]
         self._pool = PoolWriter(
-            _mapped(take(message.pool), writable=True),
+            pool,
             readers[0].segment.words,
             message.pool_words,
             message.pool_blocks,
             limit=message.pool_bytes,
+            memory=own,
         )
         caller = readers[0]
         self._groups = [LaneGroup(caller.words, caller.index(START, slot)) for slot in range(slots)]
@@ -224,13 +237,13 @@ class LoadedSession:
                 )
                 continue
             self._unloads.append(unload)
-            targets = [ports[value.name] for value in graph.outputs]
+            outputs = [ports[value.name] for value in graph.outputs]
             units.append(
                 BoundUnit(
                     self.provider_name,
                     unit,
                     program,
-                    targets,
+                    outputs,
                     self._places,
                     self._board,
                     self._pool,
@@ -241,7 +254,8 @@ class LoadedSession:
         if self.refused:
             return None
         inputs = [InputPort(e["name"], readers[e["board"]], e["edge"], message.slots) for e in plan.inputs]
-        return Partition(plan, inputs, units)
+        targets = Targets(readers[0], {one["name"]: one["target"] for one in plan.outputs if one["target"] >= 0})
+        return Partition(plan, inputs, units, targets)
 
     def poll(self) -> None:
         """Run every lane that is ready. What becomes ready by others' words is told by a ring."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -13,6 +13,7 @@ from outrider.providers.binding import BoundUnit
 from outrider.providers.contract import Run, Unit
 from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.spans import Args, Recorder
+from outrider.shm.board import Layout
 
 
 @contextlib.contextmanager
@@ -30,10 +31,12 @@ def unit_name(unit: Unit) -> str:
     return first_names([node.name for node in unit.nodes])
 
 
-def run_unit(recorder: Recorder, bound: BoundUnit, slot: int, arguments: Sequence[Any]) -> list[tuple[int, Any]]:
-    """`bound.run(slot, arguments)` with its span, which tells what was written."""
+def run_unit(
+    recorder: Recorder, bound: BoundUnit, slot: int, arguments: Sequence[Any], targets: Mapping[str, Layout]
+) -> list[tuple[int, Any]]:
+    """`bound.run(slot, arguments, targets)` with its span, which tells what was written."""
     with unit_span(recorder, bound.unit, {}) as args:
-        results = bound.run(slot, arguments)
+        results = bound.run(slot, arguments, targets)
         args.update(written(bound, results))
     return results
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.scheduler import errors
-    from outrider.scheduler.feeds import NodeArg
     from outrider.scheduler.fleet import Fleet
     from outrider.scheduler.metadata import ModelMetadata
+    from outrider.scheduler.nodearg import NodeArg
     from outrider.scheduler.options import CancelToken, ProviderSpec, RunOptions, SessionOptions
     from outrider.scheduler.ortvalue import OrtValue
     from outrider.scheduler.report import PlacementReport
@@ -22,7 +22,7 @@ __all__ = [
 
 _MODULES = {
     "CancelToken": "options", "Fleet": "fleet", "InferenceSession": "session", "ModelMetadata": "metadata",
-    "NodeArg": "feeds", "OrtValue": "ortvalue", "PlacementReport": "report", "ProviderSpec": "options",
+    "NodeArg": "nodearg", "OrtValue": "ortvalue", "PlacementReport": "report", "ProviderSpec": "options",
     "RunOptions": "options", "SessionOptions": "options",
 }  # fmt: skip
 

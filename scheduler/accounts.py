@@ -181,7 +181,8 @@ def session_stats(runner: Runner, workers: Sequence[Worker], fleet: Fleet) -> di
         allocated += mine.get("allocated_bytes", 0)
         providers[worker.name] = {**told.get("provider", {}), **mine}
     first = runner.replicas[0]
-    return {
+    per_partition = [one for replica in runner.replicas for one in _per_partition(replica, served)]
+    stats = {
         "runs": counted.runs,
         "copies": copies,
         "copied_bytes": copied,
@@ -189,9 +190,13 @@ def session_stats(runner: Runner, workers: Sequence[Worker], fleet: Fleet) -> di
         "reference_nodes": sum(one.reference for one in _nodes(first)),
         "partitions": partitions,
         "providers": providers,
-        "per_partition": [one for replica in runner.replicas for one in _per_partition(replica, served)],
+        "per_partition": [{**one, "partition": number} for number, one in enumerate(per_partition)],
         "per_operator": _per_operator(first.blueprint.graph, operators),
     }
+    crossing = first.placer.decision.crossing
+    if crossing is not None:
+        stats["crossing"] = {"hop_seconds": crossing.hop, "byte_seconds": crossing.byte}
+    return stats
 
 
 def _per_partition(replica: Replica, served: Mapping[tuple[str, int], Sequence[float]]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """A plan on its workers: one generation of boards, segments, pools and doorbells, and each worker's `Load` message.
 
-    board 0   the coordinator's: edge 0 is the start word of a run, then one edge per model input that is read
+    board 0   the coordinator's: edge 0 is the start word of a run, then one edge per model input that is read, then one
+              per result that only the caller gets: where it wants it
     board n   the worker n's (its index in the fleet + 1): one edge per unit output, one `done` edge per partition
 
 A generation is made whole and dropped whole: when a worker has died, the next run gets a new one.
@@ -23,18 +24,20 @@ from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler.arena import share_buffers
+from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.inplace import Reach
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
 from outrider.scheduler.trace import spanned
 from outrider.scheduler.waves import own_before
 from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
-from outrider.shm.leases import Leases
+from outrider.shm.leases import Leases, callers_half
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment, create_segment, read_only
+from outrider.shm.user import ProcessMemory, UserMemory, process_memory
 
-START = messages.START
 POOL_BLOCKS = 1024
 UNKNOWN_DIM = 64
 
@@ -63,6 +66,7 @@ class WorkerSide:
     reader: BoardReader
     pool: Segment
     leases: Leases
+    arrays: UserMemory  # the caller's half of the pool
 
 
 @dataclass
@@ -74,6 +78,9 @@ class Generation:
     places: Places
     sides: dict[int, WorkerSide]  # by board
     inputs: dict[str, int]  # model input -> edge of board 0
+    targets: dict[str, int]  # model output that only the caller gets -> the edge of board 0 that says where it wants it
+    user: ProcessMemory
+    reach: Reach
     outputs: dict[str, tuple[int, int]]  # model output -> (board, edge)
     results: list[tuple[int, int]]  # every edge that may hold a block of an output pool
     dones: list[tuple[int, int]]  # (board, done edge) of each partition
@@ -85,9 +92,9 @@ class Generation:
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
     def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
-        """The array that a layout of a worker's segment describes; read-only, and its contents change with each run."""
+        """The array that a layout of a worker's board describes; its contents change with each run."""
         dtype = numpy_dtype(BY_NUMBER[layout.dtype])
-        return self.sides[board].reader.segment.array(layout.offset, dtype, layout.shape)
+        return self.sides[board].reader.memory_of(layout).array(layout.offset, dtype, layout.shape)
 
 
 class _Numbering:
@@ -95,17 +102,23 @@ class _Numbering:
 
     def __init__(self, blueprint: Blueprint) -> None:
         plan, self.interfaces = blueprint.plan, blueprint.interfaces
-        self.inputs = {edge.value: i for i, edge in enumerate(_from_caller(blueprint.edges), START + 1)}
+        self.inputs = {edge.value: i for i, edge in enumerate(_from_caller(blueprint.edges), messages.START + 1)}
         self.board_of = [blueprint.workers[partition.provider].index + 1 for partition in plan.partitions]
         self.edges: dict[int, int] = {0: len(self.inputs) + 1}
         self.values: dict[str, tuple[int, int, int]] = {}  # value -> (partition, board, edge)
         self.done: list[int] = []
+        self.targets: dict[str, int] = {}  # see Generation
         for number, partition in enumerate(plan.partitions):
             board = self.board_of[number]
             for unit in partition.units:
                 for value in self.interfaces[unit].outputs:
                     self.values[value] = (number, board, self._next(board))
             self.done.append(self._next(board))
+
+    def target(self, value: str) -> int:
+        """A new edge of board 0 for the place of a result."""
+        edge = self.targets[value] = self._next(0)
+        return edge
 
     def _next(self, board: int) -> int:
         edge = self.edges.get(board, 0)
@@ -117,6 +130,7 @@ def _from_caller(edges: Sequence[Edge]) -> list[Edge]:
     return [edge for edge in edges if edge.producer == CALLER and edge.consumers]
 
 
+@collector_paused()
 def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[messages.PartitionPlan]:
     """The `Load` entry of each partition."""
     plan = blueprint.plan
@@ -145,6 +159,7 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
                     "edge": numbering.values[value][2],
                     "buffer": buffers[value],
                     "result": alone,
+                    "target": numbering.target(value) if alone else -1,
                     "published": edge is not None,
                     "inside": value in read,
                 }
@@ -154,7 +169,7 @@ def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[message
         made.append(
             messages.PartitionPlan(
                 partition=number,
-                inputs=inputs or [{"name": "", "board": 0, "edge": START}],
+                inputs=inputs or [{"name": "", "board": 0, "edge": messages.START}],
                 outputs=outputs,
                 units=[graphs.packed(plan.units[unit], blueprint.interfaces[unit]) for unit in partition.units],
                 rings=rings,
@@ -275,6 +290,7 @@ class Deployer:
         segment = Segment(writable[0], writable=True)
         board = BoardWriter(segment, numbering.edges[0], slots, self._generation)
         places = Places(segment, board, numbering.edges[0], slots)
+        user = process_memory()
         sides: dict[int, WorkerSide] = {}
         waiting = []
         for one in used:
@@ -285,11 +301,12 @@ class Deployer:
                 mapped = Segment(shared, writable=False)
             finally:
                 os.close(shared)
-            reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, pool)
+            reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, {one: pool})
             leases = Leases(pool, segment.words, released, POOL_BLOCKS)
-            sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, pool, leases)
+            arrays = UserMemory(pool, callers_half(pool))
+            sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, pool, leases, arrays)
             mine = [plan for number, plan in enumerate(plans) if numbering.board_of[number] == one]
-            load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools[one], released)
+            load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools, user, released)
             key = ("Loaded", self.session, self._generation)
             waiting.append((one, self.fleet.monitor.request(workers[one], load, key)))
         generation = Generation(
@@ -298,6 +315,9 @@ class Deployer:
             places=places,
             sides=sides,
             inputs=numbering.inputs,
+            targets=numbering.targets,
+            user=user,
+            reach=Reach({messages.USER_MEMORY: user.segment, **{one: side.pool for one, side in sides.items()}}),
             outputs={
                 edge.value: numbering.values[edge.value][1:]
                 for edge in blueprint.edges
@@ -338,21 +358,28 @@ class Deployer:
         numbering: _Numbering,
         blueprint: Blueprint,
         writable: dict[int, int],
-        pool: int,
+        pools: dict[int, int],
+        user: ProcessMemory,
         released: int,
     ) -> messages.Load:
         boards = sorted({0, own, *(entry["board"] for plan in mine for entry in plan.inputs)})
         bells = sorted({board for plan in mine for board in plan.rings})
         by_board = {one.index + 1: one for one in blueprint.workers}
-        reopened = [read_only(writable[board]) for board in boards if board != own]
+        memories = {}  # a worker that reads model inputs reads them wherever they may lie
+        if any(entry["board"] == 0 for plan in mine for entry in plan.inputs):
+            memories = {messages.USER_MEMORY: user.descriptor, **pools}
+            del memories[own]  # which it has, and writes
+        others = [writable[board] for board in boards if board != own]
+        reopened = [read_only(fd) for fd in (*others, *memories.values())]
         try:
             shared = iter(reopened)
             segments = [writable[own] if board == own else next(shared) for board in boards]
             fds = [
                 *segments,
+                *shared,
                 *(by_board[board].bell.fileno() for board in bells),
                 *(bell.fileno() for bell in self.slot_bells),
-                pool,
+                pools[own],
             ]
             ids = iter(worker.send_descriptors(fds))
         finally:
@@ -366,6 +393,7 @@ class Deployer:
             optimization=blueprint.optimization,
             weights=self.weights_for(worker),
             boards=[{"board": board, "segment": next(ids), "edges": numbering.edges[board]} for board in boards],
+            memories=[{"memory": memory, "segment": next(ids)} for memory in memories],
             bells={board: next(ids) for board in bells},
             slot_bells=[next(ids) for _ in self.slot_bells],
             spin_us=blueprint.spin_us,

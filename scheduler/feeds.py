@@ -1,4 +1,4 @@
-"""What goes into a run and how it is described: the check of a feed, and NodeArg.
+"""The check of a feed.
 
 The check is pure and happens before anything is sent. The first fault in this order is reported:
 
@@ -13,10 +13,11 @@ The check is pure and happens before anything is sent. The first fault in this o
    f. a symbol that has another size already (SymbolConflictError)
 4. a required input, in the order of the model, was not fed (InputNotFoundError)
 
-Tensors may be given as numpy arrays (any strides, any byte order), numpy scalars, objects with `numpy()` (OrtValue,
-torch), `__dlpack__`, `__array__` or a buffer; their dtype must be the declared one. Python numbers, strings and nested
-lists of them have no dtype and take the declared one where nothing is lost in kind: bool to bool, int to integers that
-hold it, int and float to floats. Strings may be arrays of str or of UTF-8 bytes and become object arrays of str.
+Any value may be given as an OrtValue. Tensors may be numpy arrays (any strides, any byte order), numpy scalars, objects
+with `numpy()` (torch), `__dlpack__`, `__array__` or a buffer; their dtype must be the declared one. Python numbers,
+strings and nested lists of them have no dtype and take the declared one where nothing is lost in kind: bool to bool,
+int to integers that hold it, int and float to floats. Strings may be arrays of str or of UTF-8 bytes and become object
+arrays of str.
 A sequence is a list or tuple, a map a mapping, an empty optional None.
 """
 
@@ -24,7 +25,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -41,51 +41,9 @@ from outrider.scheduler.errors import (
     ShapeMismatchError,
     SymbolConflictError,
 )
+from outrider.scheduler.nodearg import split_type
 from outrider.scheduler.options import invalid_option
-
-_ORT_NAMES = {"float32": "float", "float64": "double"}
-
-
-@dataclass(frozen=True)
-class NodeArg:
-    """An input or output of the model, described as onnxruntime does.
-
-    `type`: 'tensor(float)', 'seq(tensor(int64))', ...; `shape`: ints, symbols and None, [] also for unknown rank and
-    for what is no tensor; `dtype`: Outrider's name, 'float32', 'sequence(int64)'.
-    """
-
-    name: str
-    type: str
-    shape: list[Dim]
-    dtype: str
-
-    @classmethod
-    def of(cls, value: Value) -> NodeArg:
-        """The description of a value of the plain graph."""
-        return cls(value.name, type_name(value.dtype), list(value.shape or ()), value.dtype)
-
-    def __repr__(self) -> str:
-        return f"NodeArg(name={self.name!r}, type={self.type!r}, shape={self.shape})"
-
-
-def type_name(dtype: str) -> str:
-    """onnxruntime's name of a type: 'float32' is 'tensor(float)', 'map(int64,float32)' 'map(int64,tensor(float))'."""
-    kind, inner = split_type(dtype)
-    if kind == "tensor":
-        return f"tensor({_ORT_NAMES.get(dtype, dtype)})"
-    if kind == "map":
-        return f"map({inner[0]},{type_name(inner[1])})"
-    return f"{'seq' if kind == 'sequence' else kind}({type_name(inner[0])})"
-
-
-@lru_cache(maxsize=1024)
-def split_type(dtype: str) -> tuple[str, tuple[str, ...]]:
-    """('tensor', ()), ('sequence', (element,)), ('optional', (element,)) or ('map', (key, value)) of a type's name."""
-    kind, bracket, rest = dtype.partition("(")
-    if not bracket:
-        return "tensor", ()
-    inner = rest[:-1]
-    return kind, tuple(inner.split(",", 1)) if kind == "map" else (inner,)
+from outrider.scheduler.ortvalue import OrtValue
 
 
 def requested_outputs(output_names: Any, known: Sequence[str]) -> list[str]:
@@ -99,9 +57,20 @@ def requested_outputs(output_names: Any, known: Sequence[str]) -> list[str]:
         raise invalid_option("output_names", output_names, "a list of output names, or None for all")
     for name in output_names:
         if name not in known:
-            message = f"the model has no output {name!r}. {_near(name, known, 'outputs')}"
-            raise OutputNotFoundError(message, name=name, known=list(known))
+            raise unknown_output(name, known)
     return list(output_names) or list(known)
+
+
+def unknown_input(name: Any, known: Sequence[str]) -> InputNotFoundError:
+    """The error for a name that no input has."""
+    message = f"the model has no input {name!r}. {_near(name, known, 'inputs')}"
+    return InputNotFoundError(message, name=name, known=list(known))
+
+
+def unknown_output(name: Any, known: Sequence[str]) -> OutputNotFoundError:
+    """The error for a name that no output has."""
+    message = f"the model has no output {name!r}. {_near(name, known, 'outputs')}"
+    return OutputNotFoundError(message, name=name, known=list(known))
 
 
 def check_feeds(
@@ -126,8 +95,7 @@ def check_feeds(
     symbols: dict[str, tuple[int, str]] = {}
     for name, given in feed.items():
         if name not in by_name:
-            message = f"the model has no input {name!r}. {_near(name, list(by_name), 'inputs')}"
-            raise InputNotFoundError(message, name=name, known=list(by_name))
+            raise unknown_input(name, list(by_name))
         declared = by_name[name]
         wanted = _plain_dtype(declared.dtype)
         # numpy takes None for float64, so ask for it first.
@@ -137,7 +105,7 @@ def check_feeds(
             value = _convert(name, declared.dtype, given)
         checked[name] = value
         if isinstance(value, np.ndarray) and declared.shape is not None:
-            _check_shape(name, declared.shape, value.shape, symbols)
+            check_shape(name, declared.shape, value.shape, symbols)
     for value in inputs:
         if value.name not in checked and value.name not in overridable:
             fed = ", ".join(checked) or "none"
@@ -164,7 +132,11 @@ def _near(name: Any, known: Sequence[str], what: str) -> str:
     return f"Did you mean {' or '.join(near)}?" if near else f"Its {what} are: {', '.join(known) or 'none'}."
 
 
-def _check_shape(name: str, declared: Shape, got: tuple[int, ...], symbols: dict[str, tuple[int, str]]) -> None:
+def check_shape(name: str, declared: Shape, got: tuple[int, ...], symbols: dict[str, tuple[int, str]]) -> None:
+    """Raise RankMismatchError, ShapeMismatchError or SymbolConflictError if an input's shape is not as declared.
+
+    `symbols`: (size, input) of those met so far; new ones are added.
+    """
     assert declared is not None
     if len(got) != len(declared):
         message = (
@@ -191,6 +163,8 @@ def _dims(shape: Sequence[Dim]) -> str:
 
 
 def _convert(name: str, dtype: str, given: Any) -> Any:
+    if isinstance(given, OrtValue):
+        given = given.value
     kind, inner = split_type(dtype)
     if kind == "optional":
         return None if given is None else _convert(name, inner[0], given)

@@ -13,30 +13,27 @@ others hidden, until nothing new is learnt.
 
 from __future__ import annotations
 
+import itertools
 import logging
-import math
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 
 import onnx
 from onnx import helper, shape_inference
 
-from outrider.providers.wire.dtypes import BY_NUMBER
+from outrider.providers.wire.dtypes import BY_NUMBER, is_tensor
 from outrider.providers.wire.graph import Shape
 from outrider.scheduler.limits import function_key
-from outrider.scheduler.skeleton import Skeleton, body_graphs, has_bodies, walk, walk_nodes
+from outrider.scheduler.skeleton import SCHEMAS, Skeleton, body_graphs, has_bodies, walk, walk_nodes
 
 HIDDEN = "outrider.hidden"  # a domain no library knows: passes through inference and conversion untouched
 MAX_ROUNDS = 8
 MAX_PROPAGATED = 256  # elements: shapes, axes, starts and ends are never longer
 
-_UNKNOWN = onnx.TypeProto()
-_INTEGERS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+UNKNOWN: tuple[str, Shape] = ("undefined", None)
+_INTEGERS = ("int64", "int32")
 # Shape and Size have one too, but look at types only, whatever they read.
-_PROPAGATORS = {
-    schema.name
-    for schema in onnx.defs.get_all_schemas_with_history()
-    if schema.has_data_propagation_function and schema.domain == ""
-} - {"Shape", "Size"}
+_PROPAGATORS = {schema.name for schema in SCHEMAS if schema.has_data_propagation_function} - {"Shape", "Size"}
 
 _logger = logging.getLogger(__name__)
 
@@ -59,8 +56,9 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
                 node.domain = HIDDEN
     set_imports(model, skeleton.imports())
     groups = opset_groups(skeleton)
+    inference = _Inference(model, notes)
     if len(groups) <= 1:
-        return _infer_visible(model, notes)
+        return inference.visible(model)
     size = 0
     for _ in range(MAX_ROUNDS):
         for opsets in groups:
@@ -71,7 +69,7 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
             }
             hidden = hide(model, others)
             set_imports(model, {**skeleton.imports(), **opsets})
-            model = _infer_visible(model, notes)
+            model = inference.visible(model)
             unhide(model, hidden)
         now = sum(len(g.value_info) for g in _graphs(model.graph))
         if now == size:
@@ -83,6 +81,8 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
 
 def opset_groups(skeleton: Skeleton) -> list[Mapping[str, int]]:
     """The different opset imports in force in the graph: {} is the model's own, others come with inlined functions."""
+    if not skeleton.opsets:
+        return [{}]
     groups: list[Mapping[str, int]] = []
     for node in walk(skeleton.model.graph):
         own = skeleton.opsets.get(node.name, {})
@@ -100,8 +100,8 @@ def set_imports(model: onnx.ModelProto, imports: Mapping[str, int]) -> None:
 
 def hide(model: onnx.ModelProto, names: Collection[str]) -> dict[str, str]:
     """Move the nodes of these full names into the hidden domain. Returns full name -> their own domain."""
-    hidden = {}
-    for node in walk(model.graph):
+    hidden: dict[str, str] = {}
+    for node in walk(model.graph) if names else ():
         if node.name in names:
             hidden[node.name] = node.domain
             node.domain = HIDDEN
@@ -114,6 +114,17 @@ def unhide(model: onnx.ModelProto, hidden: Mapping[str, str]) -> None:
         for node in walk(model.graph):
             if node.domain == HIDDEN and node.name in hidden:
                 node.domain = hidden[node.name]
+
+
+def type_of(kind: onnx.TypeProto) -> tuple[str, Shape]:
+    """`dtype_of` and `shape_of` of an inferred type: a model has few different ones, and reading one takes long."""
+    return _read_type(kind.SerializeToString())
+
+
+@lru_cache(maxsize=4096)
+def _read_type(data: bytes) -> tuple[str, Shape]:
+    kind = onnx.TypeProto.FromString(data)
+    return dtype_of(kind), shape_of(kind)
 
 
 def dtype_of(kind: onnx.TypeProto) -> str:
@@ -155,91 +166,88 @@ def shape_of(kind: onnx.TypeProto, declared: bool = False) -> Shape:
     return tuple(dims)
 
 
-def _infer_visible(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
-    """Inference with data propagation where that is cheap."""
-    model = _infer_once(model, False, notes)
-    known = -1
-    for _ in range(MAX_ROUNDS):
-        types = _all_types(model)
-        before, known = known, sum(_known_dims(kind) for kind in types.values())
-        if known == before or all(_is_known(kind) for kind in types.values()):
-            break
-        hidden = hide(model, _too_long_to_propagate(model, types))
-        model = _infer_once(model, True, notes)
-        unhide(model, hidden)
-        model = _infer_once(model, False, notes)
-    return model
+class _Inference:
+    """Calls into ONNX for one model, and what is needed to know of its nodes for them, which stays while types come."""
 
+    def __init__(self, model: onnx.ModelProto, notes: list[str]) -> None:
+        self.notes = notes
+        nodes = list(walk(model.graph))
+        graphs = _graphs(model.graph)
+        self.fragile = any(node.op_type in FRAGILE for node in nodes)
+        self.bodies = len(graphs) > 1
+        self.made = {name: UNKNOWN for node in nodes for name in node.output}
+        self.propagating = {node.name: (*node.input, *node.output) for node in nodes if node.op_type in _PROPAGATORS}
+        tensors = {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
+        tensors |= {n.output[0]: n.attribute[0].t for n in nodes if n.op_type == "Constant" and len(n.attribute) == 1}
+        self.tensors = {
+            name: _is_short(BY_NUMBER.get(tensor.data_type, "undefined"), tuple(tensor.dims))
+            for name, tensor in tensors.items()
+        }
 
-def _all_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Types of all values of all graphs by name; of equal names in sibling bodies, one."""
-    types: dict[str, onnx.TypeProto] = {}
-    for graph in _graphs(model.graph):
-        for info in [*graph.input, *graph.value_info, *graph.output]:
-            types[info.name] = info.type
-        for node in graph.node:
-            for name in node.output:
-                if name:
-                    types.setdefault(name, _UNKNOWN)
-    return types
-
-
-def _too_long_to_propagate(model: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> set[str]:
-    """Nodes with a data propagator that read anything but short integer lists."""
-    weights = {
-        tensor.name: (tensor.data_type, tuple(tensor.dims)) for g in _graphs(model.graph) for tensor in g.initializer
-    }
-    constants = {
-        node.output[0]: (node.attribute[0].t.data_type, tuple(node.attribute[0].t.dims))
-        for node in walk(model.graph)
-        if node.op_type == "Constant" and len(node.attribute) == 1
-    }
-
-    def short(name: str) -> bool:
-        entry = weights.get(name) or constants.get(name)
-        if entry is None:
-            kind = types.get(name, _UNKNOWN)
-            shape = shape_of(kind)
-            if shape is None or not all(isinstance(dim, int) for dim in shape):
-                return False
-            entry = (kind.tensor_type.elem_type, tuple(dim for dim in shape if isinstance(dim, int)))
-        return entry[0] in _INTEGERS and len(entry[1]) <= 1 and math.prod(entry[1]) <= MAX_PROPAGATED
-
-    return {
-        node.name
-        for node in walk(model.graph)
-        if node.op_type in _PROPAGATORS and not all(short(name) for name in (*node.input, *node.output) if name)
-    }
-
-
-def _is_known(kind: onnx.TypeProto) -> bool:
-    return kind.WhichOneof("value") not in ("tensor_type", None) or None not in (shape_of(kind) or (None,))
-
-
-def _known_dims(kind: onnx.TypeProto) -> int:
-    shape = shape_of(kind)
-    return 0 if shape is None else 1 + sum(dim is not None for dim in shape)
-
-
-def _infer_once(model: onnx.ModelProto, data_prop: bool, notes: list[str]) -> onnx.ModelProto:
-    """One call into ONNX; more where fragile nodes have to wait for the types of their inputs."""
-    waiting = _fragile(model.graph, set())
-    while True:
-        hidden = hide(model, waiting)
-        try:
-            model = shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
-        except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
-            note = f"shape inference failed, so planning knows fewer types: {str(error).strip()}"
-            if note not in notes:
-                _logger.warning(note)
-                notes.append(note)
+    def visible(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """Inference with data propagation where that is cheap."""
+        model = self.once(model, False)
+        types = self._types(model)
+        for _ in range(MAX_ROUNDS):
+            if all(itertools.starmap(_is_known, types.values())):
+                break
+            hidden = hide(model, self._too_long_to_propagate(types))
+            model = self.once(model, True)
             unhide(model, hidden)
-            return model
-        unhide(model, hidden)
-        still = _fragile(model.graph, set())
-        if len(still) == len(waiting):
-            return model
-        waiting = still
+            before, types = types, self._types(model)
+            if types == before:
+                break
+            model = self.once(model, False)
+            types = self._types(model)
+        return model
+
+    def _types(self, model: onnx.ModelProto) -> dict[str, tuple[str, Shape]]:
+        """Types of all values of all graphs by name; of equal names in sibling bodies, one."""
+        types = dict(self.made)
+        for graph in _graphs(model.graph) if self.bodies else (model.graph,):
+            for infos in (graph.input, graph.value_info, graph.output):
+                types.update([(info.name, type_of(info.type)) for info in infos])
+        types.pop("", None)
+        return types
+
+    def _too_long_to_propagate(self, types: Mapping[str, tuple[str, Shape]]) -> set[str]:
+        """Nodes with a data propagator that read anything but short integer lists."""
+        short = {name: _is_short(*kind) for name, kind in types.items()} | self.tensors | {"": True}
+        return {node for node, values in self.propagating.items() if not all(short.get(name) for name in values)}
+
+    def once(self, model: onnx.ModelProto, data_prop: bool) -> onnx.ModelProto:
+        """One call into ONNX; more where fragile nodes have to wait for the types of their inputs."""
+        waiting = self._waiting(model)
+        while True:
+            hidden = hide(model, waiting)
+            try:
+                model = shape_inference.infer_shapes(model, check_type=False, strict_mode=False, data_prop=data_prop)
+            except (shape_inference.InferenceError, RuntimeError, ValueError, TypeError) as error:
+                note = f"shape inference failed, so planning knows fewer types: {str(error).strip()}"
+                if note not in self.notes:
+                    _logger.warning(note)
+                    self.notes.append(note)
+                unhide(model, hidden)
+                return model
+            unhide(model, hidden)
+            still = self._waiting(model)
+            if len(still) == len(waiting):
+                return model
+            waiting = still
+
+    def _waiting(self, model: onnx.ModelProto) -> set[str]:
+        return _fragile(model.graph, set()) if self.fragile else set()
+
+
+def _is_short(dtype: str, shape: Shape) -> bool:
+    """True for an integer, or a list of integers of a known and small length."""
+    if dtype not in _INTEGERS or shape is None or len(shape) > 1:
+        return False
+    return all(isinstance(dim, int) and dim <= MAX_PROPAGATED for dim in shape)
+
+
+def _is_known(dtype: str, shape: Shape) -> bool:
+    return None not in shape if shape is not None else dtype != "undefined" and not is_tensor(dtype)
 
 
 def _fragile(graph: onnx.GraphProto, outer: set[str]) -> set[str]:
@@ -273,8 +281,10 @@ def _clear_output_shapes(graph: onnx.GraphProto) -> None:
     Inference would take an empty declaration of such an output for the value's type everywhere.
     """
     for g in _graphs(graph):
-        known = {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in g.initializer}
-        known |= {value.name: value.type for value in g.input}
+        names = {value.name for value in g.output}
+        weights = [tensor for tensor in g.initializer if tensor.name in names]
+        known = {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in weights}
+        known |= {value.name: value.type for value in g.input if value.name in names}
         for value in g.output:
             if value.name in known:
                 value.type.CopyFrom(known[value.name])

@@ -53,6 +53,7 @@ def plan_by_cost(
     held = set(pinned)
     for _ in range(ATTEMPTS):
         sea = _Sea(made, nodes, offers, held, costs)
+        before = sea.seconds(len(made.partitions))
         moves = [move for _ in range(SWEEPS) for move in sea.sweep()]
         if not moves:
             break
@@ -63,7 +64,7 @@ def plan_by_cost(
             if not node.constant and better.owner[position] != sea.owner[position]
         ]
         if not astray:  # else some claims would wait for each other where they are now
-            if total(better, nodes, offers, costs) >= total(made, nodes, offers, costs):
+            if sea.seconds(len(better.partitions)) >= before:
                 break
             return better, _final(moves, made, better)
         held.update(astray)
@@ -78,40 +79,6 @@ def _final(moves: Sequence[Move], made: Plan, better: Plan) -> list[Move]:
         for move in moves
         if any(made.owner[position] != better.owner[position] == move.target for position in move.nodes)
     ]
-
-
-def total(made: Plan, nodes: Sequence[PlanNode], offers: Sequence[Offer], costs: Costs) -> float:
-    """Seconds of one run, partitions one after the other: nodes, hops, and bytes read by another worker."""
-    seconds = len(made.partitions) * costs.crossing.hop
-    for unit in made.units:
-        told: set[int] = set()
-        for claim in unit.claims:
-            cost = offers[claim].cost
-            if cost is not None:
-                seconds += cost
-                told.update(offers[claim].nodes)
-        seconds += sum(costs.nodes[position].seconds for position in unit.nodes if position not in told)
-    for value, source, readers in _flows(made.owner, nodes):
-        seconds += costs.nbytes.get(value, 0) * costs.crossing.byte * len(readers.keys() - {source})
-    return seconds
-
-
-def _flows(owner: Sequence[int | None], nodes: Sequence[PlanNode]) -> Iterator[tuple[str, int, dict[int, int]]]:
-    """(value, owner of its producer, owner -> how many of its nodes read it) for each value that a node makes."""
-    made: dict[str, int] = {}
-    readers: dict[str, dict[int, int]] = {}
-    for position, node in enumerate(nodes):
-        own = owner[position]
-        if own is None:
-            continue
-        for value in dict.fromkeys(node.inputs):
-            if value in made:
-                counts = readers[value]
-                counts[own] = counts.get(own, 0) + 1
-        for value in node.outputs:
-            made[value] = own
-            readers[value] = {}
-    return ((value, made[value], readers[value]) for value in made)
 
 
 class _Sea:
@@ -148,15 +115,40 @@ class _Sea:
             mine = self.offered.setdefault(offer.provider, {})
             for position in offer.nodes:
                 mine[position] = number
-        producer = {value: position for position, node in enumerate(nodes) for value in node.outputs}
-        self.reads = [
-            [(value, producer[value]) for value in dict.fromkeys(node.inputs) if value in producer] for node in nodes
-        ]
+        self.maker: dict[str, int] = {}  # value -> the node that makes it
         self.readers: dict[str, list[int]] = {}
-        for position, read in enumerate(self.reads):
-            for value, _ in read:
-                self.readers.setdefault(value, []).append(position)
-        self.flows = {value: counts for value, _, counts in _flows(self.owner, nodes)}
+        self.flows: dict[str, dict[int, int]] = {}  # value -> owner -> how many of its nodes read it
+        self.reads: list[list[tuple[str, int]]] = []  # of each node: values and their makers
+        for position, node in enumerate(nodes):
+            own = self.owner[position]
+            read = []
+            for value in dict.fromkeys(node.inputs):
+                maker = self.maker.get(value)
+                if maker is not None:
+                    read.append((value, maker))
+                    self.readers[value].append(position)
+                    if own is not None:
+                        counts = self.flows[value]
+                        counts[own] = counts.get(own, 0) + 1
+            self.reads.append(read)
+            for value in node.outputs:
+                self.maker[value] = position
+                self.readers[value] = []
+                self.flows[value] = {}
+
+    def seconds(self, partitions: int) -> float:
+        """Seconds of one run in so many partitions, one after the other, with nodes where they are now."""
+        costs = self.costs
+        found = partitions * costs.crossing.hop
+        for position, claim in enumerate(self.used):
+            if claim >= 0 and self.offers[claim].cost is None and not self.nodes[position].constant:
+                found += costs.nodes[position].seconds
+        found += sum(self.offers[claim].cost or 0.0 for claim in set(self.used) if claim >= 0)
+        for value, counts in self.flows.items():
+            owner = self.owner[self.maker[value]]
+            if owner is not None and counts:
+                found += costs.nbytes.get(value, 0) * costs.crossing.byte * (len(counts) - (owner in counts))
+        return found
 
     def sweep(self) -> Iterator[Move]:
         """Look at every island once, the cheapest first, and move those that do not earn their hop."""
@@ -273,7 +265,7 @@ class _Sea:
                 if maker not in inside:
                     read[value] = (maker, read.get(value, (0, 0))[1] + 1)
             for value in self.nodes[position].outputs:
-                counts = self.flows.get(value, {})
+                counts = self.flows[value]
                 after = _shifted(counts, source, target, sum(one in inside for one in self.readers.get(value, ())))
                 less += self.costs.nbytes.get(value, 0) * (len(counts.keys() - {source}) - len(after - {target}))
         for value, (maker, count) in read.items():
@@ -288,12 +280,11 @@ class _Sea:
         source, target = move.source, move.target
         for position in move.nodes:
             for value, _ in self.reads[position]:
-                counts = self.flows.get(value)
-                if counts is not None:
-                    counts[source] -= 1
-                    if not counts[source]:
-                        del counts[source]
-                    counts[target] = counts.get(target, 0) + 1
+                counts = self.flows[value]
+                counts[source] -= 1
+                if not counts[source]:
+                    del counts[source]
+                counts[target] = counts.get(target, 0) + 1
         near = sorted(self._around(move.nodes).get(target, ()))
         home = near[0] if near else self._root(self.block_of[move.nodes[0]])
         for claim in move.offers:

@@ -1,29 +1,30 @@
 """The opset-21 side table: for each original node the nodes that say the same in opset 21.
 
-Kernels are written for the opset-21 form of an operator and for what later opsets add. The table comes from ONNX's own
-version converter, run once per opset on the skeleton (so that it sees no weights), and is mapped back to the original
-nodes: by node name, which the converter keeps on nodes it does not replace; else by the name of an original output
-value; else by the consumer. The model itself is never converted: the converter drops functions, metadata and device
-configurations, and renames what it replaces.
+Kernels are written for the opset-21 form of an operator and for what later opsets add. Most operators have had the same
+form all along but for the types they take: their nodes are only renumbered. The others go through ONNX's own version
+converter, side by side in one model that holds nothing else: what a node reads is an input of that model, with the type
+that inference found, and what it makes is an output. So the converter sees no weights, bodies or functions, and what it
+made of a node is what now leads to that node's outputs. The model itself is never converted: the converter drops
+functions, metadata and device configurations, and renames what it replaces.
 
 What cannot be converted keeps its own form: nodes above opset 21, other domains, operators without a schema, adapters
-known to be wrong (`BROKEN`), and whatever fails the invariant that an original has at least one derived node and each
-derived node belongs to exactly one original.
+known to be wrong (`BROKEN`), and whatever does not make all outputs of its original from the inputs of that.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
+from typing import Any
 
 import onnx
-from onnx import AttributeProto, shape_inference, version_converter
+from onnx import AttributeProto, helper, shape_inference, version_converter
 
-from outrider.scheduler.inference import FRAGILE, hide, opset_groups, set_imports
-from outrider.scheduler.skeleton import Skeleton, body_graphs, has_bodies, walk
+from outrider.scheduler.inference import opset_groups, set_imports
+from outrider.scheduler.skeleton import Skeleton, body_graphs, has_bodies
 
 TARGET = 21
 # Operator -> opsets (first, last): Dropout-7 has a mask of its input's type, which stays declared;
@@ -41,7 +42,7 @@ BROKEN = {
     "Softmax": (1, 12),
 }
 
-_Which = Callable[[onnx.NodeProto], bool]
+_SAME, _RENUMBER, _CONVERT = range(3)
 _logger = logging.getLogger(__name__)
 
 
@@ -51,7 +52,6 @@ class Lowered:
 
     nodes: list[onnx.NodeProto]
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
-    opset: int = TARGET
     attributes: dict[str, AttributeProto] = field(default_factory=dict)
 
     def keeps(self, attribute: AttributeProto) -> bool:
@@ -64,266 +64,216 @@ class Lowered:
 
 @dataclass
 class Lowering:
-    """Full name of the original -> its lowered form. Nodes not in it have their opset-21 form already, or none."""
+    """Full name of the original -> its lowered form; names of those that differ in nothing but the opset.
+
+    Nodes that are in neither have their opset-21 form already, or none.
+    """
 
     table: dict[str, Lowered] = field(default_factory=dict)
+    renumbered: set[str] = field(default_factory=set)
 
 
 def lower(skeleton: Skeleton, inferred: onnx.ModelProto, notes: list[str]) -> Lowering:
     """Make the side table. `inferred`: the skeleton's model with types (`inference.infer`); it is left as it is."""
     lowering = Lowering()
+    functions = {(function.domain, function.name) for function in skeleton.model.functions}
     for own in opset_groups(skeleton):
         opset = {**skeleton.imports(), **own}.get("", TARGET)
-        if opset > TARGET:
+        if opset >= TARGET:
             continue
-        needed = {
-            node.name: node.op_type
-            for node in walk(inferred.graph)
-            if skeleton.opsets.get(node.name, {}) == own and _changes(node, opset)
-        }
-        if needed:
-            _lower_group(skeleton, inferred, own, opset, needed, lowering, notes)
+        asked: list[_Item] = []
+        for node, scope in _scoped(inferred.graph, None):
+            if node.domain or skeleton.opsets.get(node.name, {}) != own or ("", node.op_type) in functions:
+                continue
+            change = _change(node.op_type, opset)
+            if change == _RENUMBER:
+                lowering.renumbered.add(node.name)
+            elif change == _CONVERT and not has_bodies(node):
+                asked.append(_Item(node, scope))
+        if asked:
+            _Conversion({**skeleton.imports(), **own}, opset, notes).into(lowering.table, asked)
     return lowering
 
 
-def _changes(node: onnx.NodeProto, opset: int) -> bool:
-    """True when the operator's opset-21 form is another than its form at `opset`, and the converter may be trusted."""
-    if node.domain:
-        return False
-    now, then = _since(node.op_type, opset), _since(node.op_type, TARGET)
-    if now is None or then is None or now == then:
-        return False
-    first, last = BROKEN.get(node.op_type, (TARGET, 0))
-    return not first <= opset <= last
-
-
 @cache
-def _since(op_type: str, opset: int) -> int | None:
+def _change(op_type: str, opset: int) -> int:
+    """How the operator's form at `opset` becomes its form in opset 21, as far as the converter may be trusted."""
+    first, last = BROKEN.get(op_type, (TARGET, 0))
+    if op_type == "Constant" or first <= opset <= last:
+        return _SAME  # a Constant is not a node of the plain graph
     try:
-        return int(onnx.defs.get_schema(op_type, max_inclusive_version=opset, domain="").since_version)
+        now = onnx.defs.get_schema(op_type, max_inclusive_version=opset, domain="")
+        then = onnx.defs.get_schema(op_type, max_inclusive_version=TARGET, domain="")
     except onnx.defs.SchemaError:
-        return None
+        return _SAME
+    if now.since_version == then.since_version:
+        return _SAME
+    return _RENUMBER if _form(now) == _form(then) and not then.deprecated else _CONVERT
 
 
-def _lower_group(
-    skeleton: Skeleton,
-    inferred: onnx.ModelProto,
-    own: Mapping[str, int],
-    opset: int,
-    needed: Mapping[str, str],
-    lowering: Lowering,
-    notes: list[str],
-) -> None:
-    functions = {(f.domain, f.name) for f in skeleton.model.functions}
-
-    def foreign(node: onnx.NodeProto) -> bool:
-        """Nodes that the converter must not see. Control flow stays, so that bodies are converted."""
-        if (node.domain, node.op_type) in functions or skeleton.opsets.get(node.name, {}) != own:
-            return not has_bodies(node)
-        if node.op_type in FRAGILE:  # the converter infers types, too; none of them has another form in opset 21
-            return True
-        return node.domain == "" and (_since(node.op_type, opset) is None or _broken(node, opset))
-
-    refused: set[str] = set()
-    converted = _convert(skeleton, inferred, own, foreign, refused)
-    while isinstance(converted, str):
-        # One operator is enough to fail the whole model: one that the message names, else each is tried alone.
-        words = set(re.split(r"\W+", converted))
-        named = (set(needed.values()) - refused) & words
-        if not named:
-            named = _failing_alone(skeleton, inferred, own, foreign, needed, refused)
-        note = f"the opset-21 form of {', '.join(sorted(named))} at opset {opset} is not available: {converted}"
-        notes.append(note)
-        _logger.warning(note)
-        refused |= named
-        if refused >= set(needed.values()):
-            return
-        converted = _convert(skeleton, inferred, own, foreign, refused)
-    _restore_names(inferred.graph, converted.graph)
-    _map_back(inferred.graph, converted.graph, {n for n, op in needed.items() if op not in refused}, lowering, set())
-    if any(len(entry.nodes) > 1 for entry in lowering.table.values()):
-        _add_types(converted, lowering)
+def _form(schema: Any) -> tuple[Any, ...]:
+    """What an operator takes and makes, without types."""
+    attributes = {
+        name: (one.type, one.required, one.default_value.SerializeToString()) for name, one in schema.attributes.items()
+    }
+    return attributes, [one.option for one in schema.inputs], [one.option for one in schema.outputs]
 
 
-def _broken(node: onnx.NodeProto, opset: int) -> bool:
-    first, last = BROKEN.get(node.op_type, (TARGET, 0))
-    return node.domain == "" and first <= opset <= last
+class _Scope:
+    """The types of the values in sight of a graph."""
+
+    def __init__(self, graph: onnx.GraphProto, outer: _Scope | None) -> None:
+        self.graph = graph
+        self.outer = outer
+
+    @cached_property
+    def _own(self) -> dict[str, onnx.TypeProto | None]:
+        own: dict[str, onnx.TypeProto | None] = {name: None for node in self.graph.node for name in node.output}
+        for tensor in self.graph.initializer:
+            own[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+        for infos in (self.graph.value_info, self.graph.output, self.graph.input):
+            own.update((info.name, info.type) for info in infos)
+        return own
+
+    def type_of(self, name: str) -> onnx.TypeProto | None:
+        """What is known of a value's type."""
+        if name in self._own:
+            return self._own[name]
+        return None if self.outer is None else self.outer.type_of(name)
 
 
-def _convert(
-    skeleton: Skeleton, inferred: onnx.ModelProto, own: Mapping[str, int], foreign: _Which, refused: set[str]
-) -> onnx.ModelProto | str:
-    """The converted copy, or what the converter said instead."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(inferred)
-    copy.ir_version = max(copy.ir_version, 8)
-    del copy.functions[:]
-    hide(copy, {n.name for n in walk(copy.graph) if foreign(n) or (n.domain == "" and n.op_type in refused)})
-    set_imports(copy, {**skeleton.imports(), **own})
-    for node in walk(copy.graph):
-        del node.metadata_props[:]
-        del node.device_configurations[:]
-    try:
-        return version_converter.convert_version(copy, TARGET)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _scoped(graph: onnx.GraphProto, outer: _Scope | None) -> Iterator[tuple[onnx.NodeProto, _Scope]]:
+    """All nodes of a graph and its bodies, each with what it sees."""
+    scope = _Scope(graph, outer)
+    for node in graph.node:
+        yield node, scope
+        for _, body in body_graphs(node):
+            yield from _scoped(body, scope)
 
 
-def _failing_alone(
-    skeleton: Skeleton,
-    inferred: onnx.ModelProto,
-    own: Mapping[str, int],
-    foreign: _Which,
-    needed: Mapping[str, str],
-    refused: set[str],
-) -> set[str]:
-    """The operators whose presence alone makes the conversion fail; all of them when that explains nothing."""
-    everything = {node.op_type for node in walk(inferred.graph) if not has_bodies(node)}
-    left = set(needed.values()) - refused
-    bad = {op for op in left if isinstance(_convert(skeleton, inferred, own, foreign, everything - {op}), str)}
-    return bad or left
+# Conversion --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Item:
+    node: onnx.NodeProto
+    scope: _Scope
 
 
-# Mapping back ------------------------------------------------------------------------------------------------------
-def _map_back(
-    original: onnx.GraphProto, converted: onnx.GraphProto, wanted: set[str], lowering: Lowering, outer: set[str]
-) -> None:
-    """Assign the nodes of a converted graph to originals; record those that are `wanted` and whole."""
-    names = {node.name: node for node in original.node}
-    makers = {out: node.name for node in original.node for out in node.output if out}
-    visible = outer | set(makers) | {v.name for v in original.input} | {t.name for t in original.initializer}
-    added = {tensor.name: tensor for tensor in converted.initializer if tensor.name not in visible}
-    owner: dict[int, str] = {}
-    reads: dict[str, str] = {}  # value between nodes -> the original whose derived node reads it first
-    for i in range(len(converted.node) - 1, -1, -1):
-        node = converted.node[i]
-        origin = node.name if node.name in names else None
-        if origin is None:
-            origin = next((makers[out] for out in node.output if out in makers), None)
-        if origin is None:
-            origin = next((reads[out] for out in node.output if out in reads), None)
-        if origin is None:
-            continue
-        owner[i] = origin
-        for name in node.input:
-            if name and name not in visible:
-                reads[name] = origin
-    derived: dict[str, list[onnx.NodeProto]] = {}
-    for i, node in enumerate(converted.node):
-        if i in owner:
-            derived.setdefault(owner[i], []).append(node)
-    for name, nodes in derived.items():
-        if name in wanted:
-            entry = _entry(names[name], nodes, added)
-            if entry is not None:
-                lowering.table[name] = entry
-    by_name = {node.name: node for node in converted.node if node.name in names}
-    for node in original.node:
-        if node.name in by_name and has_bodies(node):
-            theirs = dict(body_graphs(by_name[node.name]))
-            for part, body in body_graphs(node):
-                if part in theirs:
-                    _map_back(body, theirs[part], wanted, lowering, visible)
+class _Conversion:
+    """Asks the converter for the opset-21 forms of nodes of one opset."""
+
+    def __init__(self, imports: Mapping[str, int], opset: int, notes: list[str]) -> None:
+        self.imports = imports
+        self.opset = opset
+        self.notes = notes
+
+    def into(self, table: dict[str, Lowered], items: Sequence[_Item]) -> None:
+        """Add the lowered forms of `items` to the table. One operator is enough to make the converter fail: then that
+        which its message names is left out, else those that fail alone."""
+        converted = self._convert(items)
+        while isinstance(converted, str):
+            operators = {item.node.op_type for item in items}
+            refused = operators & set(re.split(r"\W+", converted)) or self._failing_alone(items) or operators
+            note = f"the opset-21 form of {', '.join(sorted(refused))} at opset {self.opset} is not available: "
+            self.notes.append(note + converted)
+            _logger.warning(note + converted)
+            items = [item for item in items if item.node.op_type not in refused]
+            if not items:
+                return
+            converted = self._convert(items)
+        table.update(_entries(converted, items))
+
+    def _convert(self, items: Sequence[_Item]) -> onnx.ModelProto | str:
+        """A model of these nodes, in opset 21, or what the converter said instead."""
+        model = onnx.ModelProto(ir_version=8)
+        set_imports(model, self.imports)
+        graph = model.graph
+        graph.name = "side by side"
+        for number, item in enumerate(items):
+            node = graph.node.add(
+                op_type=item.node.op_type, overload=item.node.overload, attribute=item.node.attribute,
+                input=[name and f"{number}<{i}" for i, name in enumerate(item.node.input)],
+                output=[name and f"{number}>{i}" for i, name in enumerate(item.node.output)],
+            )  # fmt: skip
+            for infos, inside, names in ((graph.input, node.input, item.node.input),
+                                         (graph.output, node.output, item.node.output)):  # fmt: skip
+                for ours, name in zip(inside, names, strict=True):
+                    if name:
+                        infos.add(name=ours, type=item.scope.type_of(name))
+        try:
+            return version_converter.convert_version(model, TARGET)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+    def _failing_alone(self, items: Sequence[_Item]) -> set[str]:
+        by_operator: dict[str, list[_Item]] = {}
+        for item in items:
+            by_operator.setdefault(item.node.op_type, []).append(item)
+        return {operator for operator, own in by_operator.items() if isinstance(self._convert(own), str)}
 
 
-@dataclass
-class _Level:
-    """One converted graph: what it makes, which original names are missing from that, and what they are called now."""
-
-    made: set[str]
-    lost: set[str]
-    renamed: dict[str, str] = field(default_factory=dict)
-
-
-def _restore_names(original: onnx.GraphProto, converted: onnx.GraphProto) -> None:
-    """Undo the renaming of outputs of replaced nodes (Upsample, Scatter), in place.
-
-    Consumers keep their inputs in order, so the name that stands where the lost one stood is its new one. Backwards,
-    since a consumer may itself be a replaced node that is known only by its output.
-    """
-    seen: list[tuple[onnx.GraphProto, tuple[_Level, ...]]] = []
-
-    def pair(ours: Iterable[str], theirs: Iterable[str], levels: tuple[_Level, ...]) -> None:
-        for old, new in zip(ours, theirs, strict=False):
-            level = next((level for level in levels if new in level.made), None)
-            if old != new and level is not None and old in level.lost:
-                level.renamed[new] = old
-
-    def consume(ours: onnx.GraphProto, theirs: onnx.GraphProto, outer: tuple[_Level, ...]) -> None:
-        names = {node.name: node for node in ours.node}
-        makers = {out: node for node in ours.node for out in node.output if out}
-        made = {out for node in theirs.node for out in node.output if out}
-        level = _Level(made, set(makers) - made)
-        levels = (level, *outer)
-        seen.append((theirs, levels))
-        pair([value.name for value in ours.output], [value.name for value in theirs.output], levels)
-        for node in reversed(theirs.node):
-            outputs = [level.renamed.get(name, name) for name in node.output]
-            own = names.get(node.name) or next((makers[out] for out in outputs if out in makers), None)
-            if own is not None:
-                if has_bodies(own):
-                    bodies = dict(body_graphs(node))
-                    for part, body in body_graphs(own):
-                        if part in bodies:
-                            consume(body, bodies[part], levels)
-                pair(own.input, node.input, levels)
-
-    consume(original, converted, ())
-    if any(levels[0].renamed for _, levels in seen):
-        for graph, levels in seen:
-            for node in graph.node:
-                node.output[:] = [levels[0].renamed.get(name, name) for name in node.output]
-                node.input[:] = [_restored(name, levels) for name in node.input]
-
-
-def _restored(name: str, levels: tuple[_Level, ...]) -> str:
-    level = next((level for level in levels if name in level.made), None)
-    return name if level is None else level.renamed.get(name, name)
+def _entries(converted: onnx.ModelProto, items: Sequence[_Item]) -> dict[str, Lowered]:
+    """The nodes of the converted model, by the original that they lead to the outputs of."""
+    results = iter(converted.graph.output)
+    outputs = [{next(results).name: name for name in item.node.output if name} for item in items]
+    leads_to = {ours: number for number, names in enumerate(outputs) for ours in names}
+    derived: list[list[onnx.NodeProto]] = [[] for _ in items]
+    for node in reversed(converted.graph.node):
+        number = next((leads_to[name] for name in node.output if name in leads_to), None)
+        if number is not None:
+            derived[number].append(node)
+            leads_to.update(dict.fromkeys(node.input, number))
+    added = {tensor.name: tensor for tensor in converted.graph.initializer}
+    types = _types_inside(converted, items)
+    found = {}
+    for number, item in enumerate(items):
+        names = {f"{number}<{i}": name for i, name in enumerate(item.node.input) if name} | outputs[number]
+        entry = _entry(item.node, derived[number][::-1], names, added, types)
+        if entry is not None:
+            found[item.node.name] = entry
+    return found
 
 
 def _entry(
-    original: onnx.NodeProto, nodes: Iterable[onnx.NodeProto], added: Mapping[str, onnx.TensorProto]
+    original: onnx.NodeProto,
+    nodes: Sequence[onnx.NodeProto],
+    names: dict[str, str],
+    added: Mapping[str, onnx.TensorProto],
+    types: Mapping[str, onnx.TypeProto],
 ) -> Lowered | None:
-    """The lowered form if it stands on its own: it makes all outputs of the original and reads its inputs only."""
+    """The lowered form if it stands on its own: it makes all outputs of the original and reads its inputs only.
+
+    `names`: those in the converted model -> the original's. Values between the nodes are called `<original>::<name>`.
+    """
     entry = Lowered([], attributes={attribute.name: attribute for attribute in original.attribute})
-    inside: dict[str, str] = {}
-    inputs, outputs = set(original.input), set(original.output)
+    names[""] = ""
     for node in nodes:
         for name in node.input:
-            if name in added and name not in inside:
-                inside[name] = f"{original.name}::{name}"
-                constant = onnx.NodeProto(op_type="Constant", output=[inside[name]])
-                constant.attribute.add(name="value", type=AttributeProto.TENSOR).t.CopyFrom(added[name])
+            if name in added and name not in names:
+                names[name] = f"{original.name}::{name}"
+                constant = onnx.NodeProto(op_type="Constant", output=[names[name]])
+                constant.attribute.add(name="value", type=AttributeProto.TENSOR, t=added[name])
                 entry.nodes.append(constant)
-            elif name and name not in inputs and name not in inside:
-                return None
+        if any(name not in names for name in node.input):
+            return None
         for name in node.output:
-            if name and name not in outputs:
-                inside[name] = f"{original.name}::{name}"
-        if inside:
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            copy.input[:] = [inside.get(name, name) for name in node.input]
-            copy.output[:] = [inside.get(name, name) for name in node.output]
-            entry.nodes.append(copy)
-        else:
-            entry.nodes.append(node)
+            if name not in names:
+                names[name] = f"{original.name}::{name}"
+                if name in types:
+                    entry.types[names[name]] = types[name]
+        node.input[:] = [names[name] for name in node.input]
+        node.output[:] = [names[name] for name in node.output]
+        entry.nodes.append(node)
     made = {name for node in entry.nodes for name in node.output}
-    return entry if {name for name in outputs if name} <= made else None
+    return entry if {name for name in original.output if name} <= made else None
 
 
-def _add_types(converted: onnx.ModelProto, lowering: Lowering) -> None:
+def _types_inside(converted: onnx.ModelProto, items: Sequence[_Item]) -> dict[str, onnx.TypeProto]:
     """Types of the values between derived nodes. Failing to infer them leaves them unknown, which kernels can bear."""
+    if sum(node.op_type != "Constant" for node in converted.graph.node) <= len(items):
+        return {}  # a node and constants for each: those say their types themselves
     try:
         model = shape_inference.infer_shapes(converted, strict_mode=False)
     except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
         _logger.debug("no types inside lowered nodes: %s", error)
-        return
-    graphs = [model.graph] + [body for node in walk(model.graph) for _, body in body_graphs(node)]
-    types = {info.name: info.type for graph in graphs for info in graph.value_info}
-    for name, entry in lowering.table.items():
-        for node in entry.nodes:
-            for output in node.output:
-                inner = output.removeprefix(f"{name}::")
-                if inner != output and inner in types:
-                    entry.types[output] = types[inner]
+        return {}
+    return {info.name: info.type for info in model.graph.value_info}

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import checker
 
 from outrider.providers.wire.graph import Graph, TensorRef, Value
+from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.inference import dtype_of, hide, infer, set_imports, shape_of
 from outrider.scheduler.limits import FunctionKey, check_bytes, check_limits, function_key
 from outrider.scheduler.lowering import lower
@@ -54,6 +55,7 @@ class LoadedModel:
     notes: tuple[str, ...] = field(default=())
 
 
+@collector_paused()
 def load_model(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto,
     base_dir: str | os.PathLike[str] | None = None,

@@ -21,6 +21,7 @@ from outrider.providers.wire.pack import pack_graph
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning
+from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.costs import Costs, estimate, measured
 from outrider.scheduler.crossings import measured_crossing
 from outrider.scheduler.deploy import Blueprint, Deployer
@@ -209,6 +210,7 @@ class Placer:
         """The model as it is placed: function calls that nobody claimed are inlined."""
         return self.loaded.graph
 
+    @collector_paused()
     def place(self) -> Blueprint:
         """Ask, plan, and return what to deploy.
 

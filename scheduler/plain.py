@@ -11,9 +11,9 @@ import onnx
 from onnx import AttributeProto
 
 from outrider.providers.wire.dtypes import is_tensor
-from outrider.providers.wire.graph import OMITTED, Graph, Node, Value
-from outrider.scheduler.inference import dtype_of, shape_of
-from outrider.scheduler.lowering import Lowered, Lowering
+from outrider.providers.wire.graph import OMITTED, Graph, Node, TensorRef, Value
+from outrider.scheduler.inference import UNKNOWN, dtype_of, shape_of, type_of
+from outrider.scheduler.lowering import TARGET, Lowered, Lowering
 from outrider.scheduler.skeleton import Skeleton, body_graphs, walk
 
 FIRST_IR_WITH_OVERRIDES = 4  # before it every initializer had to be listed as an input, and was constant all the same
@@ -63,7 +63,7 @@ class Builder:
         inputs = []
         for info in graph.input:
             if info.name not in fixed:
-                value = Value(info.name, dtype_of(info.type), shape_of(info.type))
+                value = Value(info.name, *type_of(info.type))
                 inputs.append(value)
                 scope.values[info.name] = value
         constants: dict[str, Any] = {}
@@ -86,7 +86,7 @@ class Builder:
 
     def _node(self, proto: onnx.NodeProto, index: int, scope: Scope, types: Mapping[str, onnx.TypeProto]) -> Node:
         attributes, captures = self._attributes(proto, scope)
-        inputs = tuple(scope[name] if name else OMITTED for name in proto.input)
+        inputs = tuple([scope[name] if name else OMITTED for name in proto.input])
         while inputs and inputs[-1] is OMITTED:
             inputs = inputs[:-1]
         constant = not captures and self._is_constant(proto, inputs, types)
@@ -96,8 +96,7 @@ class Builder:
                 outputs.append(OMITTED)
                 continue
             kind = types.get(name)
-            dtype, shape = ("undefined", None) if kind is None else (dtype_of(kind), shape_of(kind))
-            value = scope.values[name] = Value(name, dtype, shape, constant)
+            value = scope.values[name] = Value(name, *(type_of(kind) if kind is not None else UNKNOWN), constant)
             outputs.append(value)
         while outputs and outputs[-1] is OMITTED:
             outputs.pop()
@@ -115,13 +114,15 @@ class Builder:
 
     def _is_constant(self, proto: onnx.NodeProto, inputs: Iterable[Value], types: Mapping[str, Any]) -> bool:
         """Made of constants only, by an operator of ONNX that gives the same every time."""
-        given = [value for value in inputs if value is not OMITTED]
-        if not given or not all(value.constant for value in given) or proto.domain not in self.imports:
+        for value in inputs:
+            if not value.constant and value is not OMITTED:
+                return False
+        if not any(value is not OMITTED for value in inputs) or proto.domain not in self.imports:
             return False
         if (proto.domain, proto.op_type, proto.overload) in self.functions:
             return False
         for name in proto.output:
-            if name in types and not is_tensor(dtype_of(types[name])):
+            if name in types and not is_tensor(type_of(types[name])[0]):
                 return False
         schema = schema_of(proto.op_type, self.skeleton.opset(proto), proto.domain)
         if schema is None:
@@ -161,16 +162,12 @@ class Builder:
     # The opset-21 form ---------------------------------------------------------------------------------------------
     def _lowered(self, node: Node, scope: Scope) -> tuple[Node, ...] | None:
         """The node's opset-21 form; None when that is the node itself, bodies included."""
-        bodies = [body for _, body in node.bodies()]
-        bodies_change = any(item.lowered is not None for body in bodies for item in body.nodes)
+        if node.name in self.lowering.renumbered:
+            return (_flattened(node, TARGET),)
         entry = self.lowering.table.get(node.name)
         if entry is None:
-            return (_flattened(node, node),) if bodies_change else None
-        if bodies:
-            # The bodies are our own, flattened; from the conversion comes only that the node may call itself opset 21.
-            if len(entry.nodes) != 1 or entry.nodes[0].op_type != node.op_type:
-                return (_flattened(node, node),) if bodies_change else None
-            return (_flattened(replace(node, opset=entry.opset), node),)
+            changed = any(inner.lowered is not None for _, body in node.bodies() for inner in body.nodes)
+            return (_flattened(node, node.opset),) if changed else None
         return self._steps(node, entry, scope)
 
     def _steps(self, node: Node, entry: Lowered, scope: Scope) -> tuple[Node, ...]:
@@ -187,15 +184,18 @@ class Builder:
             outputs = []
             for name in proto.output:
                 if name and name not in local:
-                    kind = entry.types.get(name)
-                    dtype, shape = ("undefined", None) if kind is None else (dtype_of(kind), shape_of(kind))
-                    local[name] = Value(name, dtype, shape, constant)
+                    ref = attributes.get("value") if proto.op_type == "Constant" else None
+                    if isinstance(ref, TensorRef):
+                        local[name] = Value(name, ref.dtype, ref.shape, constant)
+                    else:
+                        kind = entry.types.get(name)
+                        local[name] = Value(name, *(type_of(kind) if kind is not None else UNKNOWN), constant)
                 outputs.append(local[name] if name else OMITTED)
             while outputs and outputs[-1] is OMITTED:
                 outputs.pop()
             steps.append(
                 Node(
-                    node.index, node.name, proto.op_type, proto.domain, entry.opset, attributes, inputs, tuple(outputs),
+                    node.index, node.name, proto.op_type, proto.domain, TARGET, attributes, inputs, tuple(outputs),
                     origin=node.origin,
                 )
             )  # fmt: skip
@@ -223,8 +223,8 @@ def _with_ranks(outputs: tuple[Value, ...], declared: Iterable[onnx.ValueInfoPro
     return tuple(replace(v, shape=shapes.get(v.name)) if v.shape is None else v for v in outputs)
 
 
-def _flattened(node: Node, original: Node) -> Node:
-    """The node with bodies whose nodes are the lowered ones themselves."""
+def _flattened(node: Node, opset: int) -> Node:
+    """The node at another opset, with bodies whose nodes are the lowered ones themselves."""
 
     def flat(item: Any) -> Any:
         if isinstance(item, Graph):
@@ -233,8 +233,8 @@ def _flattened(node: Node, original: Node) -> Node:
             return [flat(one) for one in item]
         return item
 
-    attributes = {key: flat(item) for key, item in original.attributes.items()}
-    return replace(node, attributes=attributes, lowered=None, metadata={}, devices=())
+    attributes = {key: flat(item) for key, item in node.attributes.items()} if any(node.bodies()) else node.attributes
+    return replace(node, opset=opset, attributes=attributes, lowered=None, metadata={}, devices=())
 
 
 def _text(item: bytes) -> str | bytes:

@@ -18,9 +18,10 @@ from outrider.providers.wire.failures import first_names
 from outrider.scheduler.deploy import Blueprint, Deployer, Generation
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
+from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.placement import Placer
-from outrider.scheduler.steady import SteadyRun
+from outrider.scheduler.steady import Copies, SteadyRun
 from outrider.shm.board import run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -32,34 +33,21 @@ STORIES = 256  # of runs whose callers had left
 
 @dataclass
 class Input:
-    """A model input in one slot: the place of its last layout."""
+    """A model input in one slot: its last layout, and its place if it was copied (else it was read where it lies)."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    array: np.ndarray[Any, Any]
+    array: np.ndarray[Any, Any] | None
     number: int
     default: bool  # it holds the model's own initializer
-
-
-@dataclass
-class Copies:
-    """Runs of one slot, and copies made for them by the coordinator. Counted by whoever has the slot."""
-
-    runs: int = 0
-    copies: int = 0
-    copied_bytes: int = 0
-
-    def add(self, nbytes: int, copies: int = 1) -> None:
-        """Count copies of `nbytes` in all."""
-        self.copies += copies
-        self.copied_bytes += nbytes
 
 
 @dataclass(eq=False)
 class Slot:
     """A run slot: one run at a time.
 
-    `pending`: a run that has begun and not ended, `feeds` and `words` are its (kept, as its caller may leave earlier).
+    `pending`: a run that has begun and not ended; `feeds`, `targets` and `words` are its (kept, as its caller may leave
+    earlier, while workers still read and write there).
     """
 
     replica: Replica
@@ -67,8 +55,10 @@ class Slot:
     bell: Doorbell
     spin: Spin
     inputs: dict[str, Input] = field(default_factory=dict)
+    admissions: dict[str, Admission] = field(default_factory=dict)  # by input
     pending: int = 0
     feeds: Mapping[str, Any] | None = None
+    targets: Targets | None = None
     words: Sequence[tuple[int, int]] = ()  # (edge of board 0, layout number)
     steady: SteadyRun | None = None
     counters: Copies = field(default_factory=Copies)
@@ -131,7 +121,8 @@ class Replica:
         """Let go of the generation and what refers to its memory."""
         for slot in self.slots:
             slot.inputs.clear()
-            slot.steady = slot.feeds = None
+            slot.admissions.clear()
+            slot.steady = slot.feeds = slot.targets = None
             slot.pending = 0
         self.generation = None
 

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.wire import values
+from outrider.providers.wire import messages, values
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
 from outrider.providers.wire.spans import Recorder
-from outrider.scheduler.deploy import START, Generation
-from outrider.scheduler.replica import Copies, Input, Replica, Slot
+from outrider.scheduler.deploy import Generation
+from outrider.scheduler.inplace import Admission, Array, Targets, check_target, disjoint
+from outrider.scheduler.replica import Input, Replica, Slot
 from outrider.scheduler.slots import Slots
-from outrider.scheduler.steady import Signature, SteadyRun
-from outrider.shm.board import ENCODED, NONE, VOID, number_of, run_of
+from outrider.scheduler.steady import Copies, Signature, SteadyRun
+from outrider.shm.board import ENCODED, NONE, VOID, Layout, number_of, run_of
 
 
 class Runner:
@@ -35,7 +36,9 @@ class Runner:
         finally:
             runner.slots.give(slot)
 
-    Both raise KernelError, ProviderContractError, OutOfMemoryError, WorkerDiedError, SessionClosedError.
+    A worker sees a run when it sees a word of it: the words of targets are written first, then the start word, then
+    those of the inputs. Both methods raise KernelError, ProviderContractError, OutOfMemoryError, WorkerDiedError,
+    SessionClosedError.
     """
 
     def __init__(self, replicas: Sequence[Replica], queue_size: int | None = None, reject: bool = False) -> None:
@@ -56,11 +59,17 @@ class Runner:
         return total
 
     def begin(
-        self, slot: Slot, feeds: Mapping[str, Any], defaults: Mapping[str, Any], signature: Signature | None
+        self,
+        slot: Slot,
+        feeds: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        signature: Signature | None,
+        targets: Targets | None = None,
     ) -> int:
         """Start a run on checked feeds in a slot that the caller has taken; returns its number.
 
-        `defaults`: initializers of inputs that were not fed. `signature`: of the feed, if it has one.
+        `defaults`: initializers of inputs that were not fed. `signature`: of the feed, if it has one. `targets`: the
+        memory that outputs are bound to; runs of one signature have the same.
         """
         replica = slot.replica
         if replica.ended:
@@ -73,19 +82,28 @@ class Runner:
         for leases in generation.leases:
             leases.sweep()  # results that were dropped make room for this run's
         steady = slot.steady
-        if steady is not None and steady.signature is signature and steady.generation is generation:
+        if (
+            steady is not None
+            and steady.signature is signature
+            and steady.generation is generation
+            and steady.fits(feeds)
+        ):
             slot.words = steady.words
-            slot.feeds = feeds
+            slot.feeds, slot.targets = feeds, targets
             slot.pending = run
             steady.start(feeds, run)
             slot.counters.add(steady.nbytes, steady.copies)
             return run
         slot.steady = None
-        slot.words = [
-            (edge, self._write(generation, slot, name, edge, feeds, defaults))
+        spans: list[tuple[int, int, int]] = []
+        words = [
+            (edge, self._write(generation, slot, name, edge, feeds, defaults, spans))
             for name, edge in generation.inputs.items()
         ]
-        slot.feeds = feeds
+        aims = [] if targets is None else self._aim(generation, slot, targets, spans)
+        # Whoever sees an input knows whether there are targets, and finds them.
+        slot.words = [*aims, (messages.START, messages.BOUND if aims else messages.UNBOUND), *words]
+        slot.feeds, slot.targets = feeds, targets
         slot.pending = run
         self._start(generation, slot)
         return run
@@ -95,12 +113,12 @@ class Runner:
         steady = slot.steady
         if steady is None or not steady.complete or self._wait_steadily(slot, steady, run):
             return None
-        results = steady.results(run)
+        results = steady.results(run, slot.targets)
         if results is not None:
             slot.pending = 0
-            slot.feeds = None
+            slot.feeds = slot.targets = None
             slot.counters.runs += 1
-            slot.counters.add(steady.returned_bytes, len(results))
+            slot.counters.add(steady.returned_bytes, steady.returned_copies)
         return results
 
     def wait(self, slot: Slot, run: int) -> None:
@@ -110,7 +128,11 @@ class Runner:
     def finish(
         self, slot: Slot, run: int, wanted: Sequence[str], signature: Signature | None, waited: bool = False
     ) -> dict[str, Any]:
-        """Wait for a run that has begun; those model outputs of `wanted` that workers make, by name."""
+        """Wait for a run that has begun; those model outputs of `wanted` that workers make, by name.
+
+        Outputs with a target are written there. Raises, beside the errors of the run, DtypeMismatchError and
+        ShapeMismatchError for one that has another dtype or shape than its target; nothing was copied then.
+        """
         replica = slot.replica
         generation = replica.generation
         assert generation is not None
@@ -119,29 +141,34 @@ class Runner:
         failed = self._wait(slot, run) if waited or steady is None else self._wait_steadily(slot, steady, run)
         slot.pending = 0
         if failed:
-            slot.feeds = None
+            slot.feeds = slot.targets = None
             self._release_results(generation, slot.index, run, ())
             raise replica.story(run)
+        targets = {} if slot.targets is None else slot.targets.arrays
         results: dict[str, Any] = {}
         made = generation.outputs
         computed = [name for name in dict.fromkeys(wanted) if name in made]
+        taken = 0
         try:
+            for name, target in targets.items():
+                if name in made and (steady is None or not steady.holds(name, run)):
+                    layout = self._layout(generation, slot, *made[name])
+                    check_target(name, target, BY_NUMBER[layout.dtype], layout.shape)
             for name in computed:
-                result = None if steady is None else steady.result(name, run)
-                if result is None:
-                    result = self._read(generation, slot, *made[name])
+                taken += 1
+                if steady is not None and steady.holds(name, run):
+                    results[name] = steady.result(name, targets.get(name), slot.counters)
                 else:
-                    slot.counters.add(result.nbytes)
-                results[name] = result
+                    results[name] = self._read(generation, slot, *made[name], targets.get(name))
         finally:
             if len(results) < len(made):
-                kept = computed[: len(results) + 1]  # with the one whose reading failed, if any: it may be leased
+                kept = computed[:taken]  # with the one whose reading failed, if any: it may be leased
                 self._release_results(generation, slot.index, run, [made[name] for name in kept])
         slot.counters.runs += 1
         if steady is None and signature is not None:
             assert slot.feeds is not None
             slot.steady = self._steady(generation, slot, slot.feeds, signature, wanted)
-        slot.feeds = None
+        slot.feeds = slot.targets = None
         return results
 
     def _steady(
@@ -153,12 +180,14 @@ class Runner:
         wanted: Sequence[str],
     ) -> SteadyRun | None:
         """What the run that has just ended can be repeated by; None if an input has no place of its own."""
-        places = {name: slot.inputs[name].array for name in feeds if name in slot.inputs}
-        if any(name in generation.inputs and name not in places for name in feeds):
-            return None
-        fed = {name: place for name, place in places.items() if name in generation.inputs}
-        steady = SteadyRun(signature, generation, slot.index, fed, slot.words)
-        steady.learn(slot.index, wanted)
+        fed: dict[str, Array | None] = {}
+        for name in feeds:
+            if name in generation.inputs:
+                if name not in slot.inputs:
+                    return None
+                fed[name] = slot.inputs[name].array
+        steady = SteadyRun(signature, generation, slot.index, feeds, fed, slot.words)
+        steady.learn(slot.index, wanted, slot.targets)
         return steady
 
     def _wait_steadily(self, slot: Slot, steady: SteadyRun, run: int) -> bool:
@@ -178,7 +207,6 @@ class Runner:
     def _start(self, generation: Generation, slot: Slot) -> None:
         """Publish the words of the slot's pending run and ring. To do so again changes nothing."""
         board = generation.board
-        board.publish(START, slot.index, slot.pending, 1)
         for edge, number in slot.words:
             board.publish(edge, slot.index, slot.pending, number)
         for bell in generation.first_bells:
@@ -201,8 +229,12 @@ class Runner:
         edge: int,
         feeds: Mapping[str, Any],
         defaults: Mapping[str, Any],
+        spans: list[tuple[int, int, int]],
     ) -> int:
-        """Copy one input to its place; returns the layout number."""
+        """Copy one input to its place, unless it is read where it lies; returns the layout number.
+
+        The bytes of one that is not copied are added to `spans`, (memory, offset, bytes).
+        """
         places = generation.places
         default = name not in feeds
         value = defaults[name] if default else feeds[name]
@@ -219,16 +251,46 @@ class Runner:
                 at += len(chunk)
             slot.counters.add(at)
             return number
+        code = NUMBER[onnx_name(value.dtype)]
+        there = None if default or not value.nbytes else generation.reach.find(value)
+        if there is not None and slot.admissions.setdefault(name, Admission()).admits(there):
+            number = places.elsewhere(edge, slot.index, code, value.dtype, value.shape, *there)
+            slot.inputs[name] = Input(value.dtype, value.shape, None, number, False)
+            spans.append((*there, value.nbytes))
+            return number
         held = slot.inputs.get(name)
-        if held is None or held.shape != value.shape or held.dtype != value.dtype:
-            code = NUMBER[onnx_name(value.dtype)]
+        if held is None or held.array is None or held.shape != value.shape or held.dtype != value.dtype:
             array, number = places.tensor(edge, slot.index, code, value.dtype, value.shape, name)
             held = slot.inputs[name] = Input(value.dtype, value.shape, array, number, False)
         if not (default and held.default):
+            assert held.array is not None
             np.copyto(held.array, value)
             held.default = default
             slot.counters.add(value.nbytes)
         return held.number
+
+    def _aim(
+        self, generation: Generation, slot: Slot, targets: Targets, spans: list[tuple[int, int, int]]
+    ) -> list[tuple[int, int]]:
+        """The words of the targets that workers can write; all others are written by `finish`. [] if there are none.
+
+        `spans`: bytes that the run reads where they lie, which no result may overwrite.
+        """
+        places = generation.places
+        aims: dict[str, tuple[int, int]] = {}
+        for name, array in targets.arrays.items():
+            edge, there = generation.targets.get(name), generation.reach.find(array)
+            if edge is None or there is None or there[0] != generation.outputs[name][0]:
+                continue
+            if array.nbytes and disjoint(spans, *there, array.nbytes):
+                spans.append((*there, array.nbytes))
+                code = NUMBER[onnx_name(array.dtype)]
+                aims[name] = edge, places.elsewhere(edge, slot.index, code, array.dtype, array.shape, *there)
+        if aims:
+            for name, edge in generation.targets.items():
+                if name not in aims:
+                    aims[name] = edge, places.nothing(edge, slot.index)
+        return list(aims.values())
 
     def _wait(self, slot: Slot, run: int) -> bool:
         """Block until every last partition is done with `run`; True if one of them is void."""
@@ -250,12 +312,24 @@ class Runner:
             replica.check()
             slot.bell.wait()
 
-    def _read(self, generation: Generation, slot: Slot, board: int, edge: int) -> Any:
-        """A result of the caller's own: copied, or leased from the worker's output pool."""
+    def _layout(self, generation: Generation, slot: Slot, board: int, edge: int) -> Layout:
+        """What was published on an edge of the slot."""
+        reader = generation.sides[board].reader
+        return reader.layout(edge, slot.index, number_of(reader.word(edge, slot.index)))
+
+    def _read(self, generation: Generation, slot: Slot, board: int, edge: int, target: Array | None) -> Any:
+        """A result of the caller's own: in its target, or copied, or leased from the worker's output pool."""
         side = generation.sides[board]
-        layout = side.reader.layout(edge, slot.index, number_of(side.reader.word(edge, slot.index)))
+        layout = self._layout(generation, slot, board, edge)
         if layout.kind == NONE:
             return None
+        if target is not None:
+            if generation.reach.find(target) != (layout.memory, layout.offset):
+                np.copyto(target, generation.result(board, layout))
+                slot.counters.add(layout.nbytes)
+                if layout.block is not None:
+                    side.leases.release_now(layout.block)
+            return target
         segment = side.reader.segment
         if layout.kind == ENCODED:
             slot.counters.add(layout.nbytes)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from outrider.providers.wire.dtypes import onnx_name
 from outrider.providers.wire.graph import TensorRef
 from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
@@ -23,13 +24,17 @@ from outrider.scheduler.errors import (
     SessionClosedError,
     UnsupportedOptionError,
 )
-from outrider.scheduler.feeds import NodeArg, check_feeds, requested_outputs
+from outrider.scheduler.feeds import check_feeds, requested_outputs
 from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.inplace import Array, Targets, check_target
+from outrider.scheduler.iobinding import IOBinding, empty_for
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Worker
+from outrider.scheduler.nodearg import NodeArg
 from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
+from outrider.scheduler.ortvalue import OrtValue
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.replica import Replica, Slot
 from outrider.scheduler.report import PlacementReport
@@ -202,6 +207,49 @@ class InferenceSession:
         self._resources.asynchronous.submit(job)
         return job.future
 
+    def io_binding(self) -> IOBinding:
+        """Inputs and outputs to bind by reference, for `run_with_iobinding`."""
+        return IOBinding(self, self._inputs, self._loaded.defaults, self._loaded.outputs)
+
+    def run_with_iobinding(self, binding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run the model on what `binding` binds; its `get_outputs` has the outputs then.
+
+        Inputs that lie in memory which workers map (`empty`, OrtValue, results of this session) are not copied, nor are
+        outputs bound to arrays that `empty` made for them. Any other bound output is written by one copy at the end.
+        Raises what `run` raises, and DtypeMismatchError or ShapeMismatchError if an output that was made does not fit
+        the memory it is bound to. After an error of a run that had begun the contents of bound outputs are undefined.
+        """
+        self._check_open()
+        checked_run_options(run_options)
+        if not isinstance(binding, IOBinding) or binding.session is not self:
+            raise invalid_option("binding", binding, "an IOBinding of this session")
+        binding.finish(self._run(*binding.prepare()))
+
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
+        """`run`, with OrtValues returned."""
+        results = self.run(output_names, input_dict_ort_values, run_options)
+        declared = {value.name: value.dtype for value in self._loaded.outputs}
+        names = requested_outputs(output_names, self._outputs)
+        return [OrtValue.of(value, declared[name]) for name, value in zip(names, results, strict=True)]
+
+    def empty(self, name: str, shape: Sequence[int]) -> Array:
+        """A writable array of undefined contents for the input or output `name`, in memory shared with the workers.
+
+        Feed it, and it is not copied; bind it with `io_binding` as the output it was made for, and the worker writes
+        there. It is the caller's own, valid after `close`. The shape must agree with what is declared of an input; of
+        an output only the run shows what it is. Raises InputNotFoundError, InvalidOptionError (a shape that is none, a
+        value that is no tensor of numbers), RankMismatchError, ShapeMismatchError, OutOfMemoryError.
+        """
+        self._check_open()
+        self._revive()
+        generation = self._runner.replicas[0].generation
+        return empty_for(name, shape, self._inputs, self._loaded.outputs, generation)
+
     def _checked(
         self, output_names: Sequence[str] | None, feed: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Sequence[str], Signature | None]:
@@ -214,33 +262,52 @@ class InferenceSession:
         self._signature = signature = Signature.of(feeds) if output_names is None else None
         return feeds, wanted, signature
 
-    def _run(self, feeds: Mapping[str, Any], wanted: Sequence[str], signature: Signature | None) -> list[Any]:
+    def _run(
+        self,
+        feeds: Mapping[str, Any],
+        wanted: Sequence[str],
+        signature: Signature | None,
+        targets: Targets | None = None,
+    ) -> list[Any]:
         """One run in the next free slot."""
-        self._revive()
-        recorder = self._runner.recorder
-        if recorder is None:
-            slot = self._runner.slots.take()
-        else:
-            with recorder.timed("wait", "slot"):
+        while True:
+            self._revive()
+            recorder = self._runner.recorder
+            if recorder is None:
                 slot = self._runner.slots.take()
+            else:
+                with recorder.timed("wait", "slot"):
+                    slot = self._runner.slots.take()
+            if slot.replica.death is None or self._revive_holding(slot):
+                break
         try:
-            return self._run_in(slot, feeds, wanted, signature)
+            return self._run_in(slot, feeds, wanted, signature, targets)
         finally:
             self._runner.slots.give(slot)
 
     def _run_in(
-        self, slot: Slot, feeds: Mapping[str, Any], wanted: Sequence[str], signature: Signature | None
+        self,
+        slot: Slot,
+        feeds: Mapping[str, Any],
+        wanted: Sequence[str],
+        signature: Signature | None,
+        targets: Targets | None = None,
     ) -> list[Any]:
-        """One run in a slot that the caller has taken."""
+        """One run in a slot that the caller has taken. `targets`: of outputs in `wanted`, which names each once."""
+        passed = {} if targets is None else self._passed_on(targets, feeds)
         runner, recorder = self._runner, self._runner.recorder
         if recorder is None:
-            run = runner.begin(slot, feeds, self._defaults, signature)
+            run = runner.begin(slot, feeds, self._defaults, signature, targets)
             ordered = runner.finish_steadily(slot, run)
             if ordered is not None:
                 return ordered
             results = runner.finish(slot, run, wanted, signature)
         else:
-            results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature)
+            results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature, targets)
+        for name, (target, value) in passed.items():
+            np.copyto(target, value)
+            slot.counters.add(target.nbytes)
+            results[name] = target
         if len(results) == len(wanted):
             return [results[name] for name in wanted]
         returned: list[Any] = []
@@ -253,17 +320,32 @@ class InferenceSession:
                 returned.append(self._passed_through(name, feeds))
         return returned
 
-    def _passed_through(self, name: str, feeds: Mapping[str, Any]) -> Any:
-        """An output that is an input or a constant of the model: a copy."""
+    def _passed_on(self, targets: Targets, feeds: Mapping[str, Any]) -> dict[str, tuple[Array, Array]]:
+        """The targets of outputs that no worker makes, and what is to be written there when the run has ended."""
+        generation = self._runner.replicas[0].generation
+        computed = {} if generation is None else generation.outputs
+        passed: dict[str, tuple[Array, Array]] = {}
+        for name, target in targets.arrays.items():
+            if name not in computed:
+                value = np.asarray(self._passing(name, feeds))
+                check_target(name, target, onnx_name(value.dtype), value.shape)
+                if any(np.may_share_memory(value, other) for other in targets.arrays.values()):
+                    value = value.copy()  # the run may write over it
+                passed[name] = target, value
+        return passed
+
+    def _passing(self, name: str, feeds: Mapping[str, Any]) -> Any:
+        """An output that is an input or a constant of the model."""
         if name in feeds:
-            value = feeds[name]
-        elif name in self._defaults:
-            value = self._defaults[name]
-        else:
-            value = self._constant(name)
+            return feeds[name]
+        return self._defaults[name] if name in self._defaults else self._constant(name)
+
+    def _passed_through(self, name: str, feeds: Mapping[str, Any]) -> Any:
+        """The same, as a copy."""
+        value = self._passing(name, feeds)
         return np.array(value, order="C") if isinstance(value, np.ndarray) else copy.deepcopy(value)
 
-    def _constant(self, name: str) -> np.ndarray[Any, Any]:
+    def _constant(self, name: str) -> Array:
         ref = self._loaded.graph.constants[name]
         assert isinstance(ref, TensorRef)
         return self._loaded.store.read(ref)
@@ -313,9 +395,15 @@ class InferenceSession:
                 self._revive_one(replica)
 
     def _revive_one(self, replica: Replica) -> None:
-        with self._lock:
+        """Revive a replica; if somebody does already, wait for that unless another replica can serve meanwhile."""
+        alone = all(other.ended for other in self._runner.replicas)
+        if not self._lock.acquire(blocking=alone):
+            return
+        try:
             if replica.death is not None:
                 self._reload(replica, replica.slots)
+        finally:
+            self._lock.release()
 
     def _revive_holding(self, slot: Slot) -> bool:
         """Revive the replica of a slot that the caller has taken; if somebody else does, give the slot back: False."""
@@ -386,7 +474,8 @@ class InferenceSession:
         """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
 
         - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there;
-        - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on.
+        - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on;
+        - `crossing`: {hop_seconds, byte_seconds}, measured on this machine, with a strategy that weighs them.
         """
         self._check_open()
         return session_stats(self._runner, self._resources.workers, self._fleet)
@@ -431,19 +520,6 @@ class InferenceSession:
             option=f"InferenceSession.{method}",
             reason="not built yet",
         )
-
-    def io_binding(self) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("io_binding")
-
-    def run_with_iobinding(self, binding: Any) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("run_with_iobinding")
-
-    def empty(self, name: str, shape: Sequence[int]) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        self._later("empty")
-
 
     def restart(self, provider: str) -> NoReturn:
         """Raises UnsupportedOptionError."""

@@ -26,6 +26,13 @@ from outrider.scheduler.model_errors import load_error
 from outrider.scheduler.store import WeightStore
 
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+SCHEMAS = [schema for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""]
+_TYPES_OF_BODIES = (onnx.defs.OpSchema.AttrType.GRAPH, onnx.defs.OpSchema.AttrType.GRAPHS)
+_WITH_BODIES = {
+    schema.name for schema in SCHEMAS if any(one.type in _TYPES_OF_BODIES for one in schema.attributes.values())
+}
+# Operators of ONNX that take no graphs: nobody need look among the attributes of their nodes, which takes long.
+_WITHOUT_BODIES = {schema.name for schema in SCHEMAS} - _WITH_BODIES
 
 
 @dataclass
@@ -93,19 +100,27 @@ def walk_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """All of these nodes and those of their bodies."""
     for node in nodes:
         yield node
-        if has_bodies(node):
+        if node.op_type not in _WITHOUT_BODIES or node.domain:
             for _, body in body_graphs(node):
                 yield from walk_nodes(body.node)
 
 
+def _takes_no_graph(op_type: str, domain: str) -> bool:
+    return op_type in _WITHOUT_BODIES and domain == ""
+
+
 def has_bodies(node: onnx.NodeProto) -> bool:
     """True for control flow: a graph is among the attributes."""
+    if _takes_no_graph(node.op_type, node.domain):
+        return False
     return any(attribute.type in _GRAPHS for attribute in node.attribute)
 
 
 def body_graphs(node: onnx.NodeProto) -> list[tuple[str, onnx.GraphProto]]:
     """(name within the node, graph) of each body: `then`, `else`, `body`; `graphs0` for the first of a list."""
     found: list[tuple[str, onnx.GraphProto]] = []
+    if _takes_no_graph(node.op_type, node.domain):
+        return found
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             found.append((attribute.name.removesuffix("_branch"), attribute.g))
@@ -141,7 +156,7 @@ def _copy_graph(source: onnx.GraphProto, target: onnx.GraphProto, store: WeightS
         target.initializer.append(store.stub(tensor, f"initializer {tensor.name!r}{where}"))
     for sparse in source.sparse_initializer:
         target.initializer.append(store.stub_sparse(sparse, f"initializer {sparse.values.name!r}{where}"))
-    _copy_nodes(source.node, target.node, store, where)
+    _copy_nodes(source.node, target, store, where)
 
 
 def _copy_function(source: onnx.FunctionProto, target: onnx.FunctionProto, store: WeightStore) -> None:
@@ -150,7 +165,7 @@ def _copy_function(source: onnx.FunctionProto, target: onnx.FunctionProto, store
         getattr(target, names).extend(getattr(source, names))
     for domain, version in opset_imports(source.opset_import).items():
         target.opset_import.add(domain=domain, version=version)
-    _copy_nodes(source.node, target.node, store, f" of function {source.domain}::{source.name}")
+    _copy_nodes(source.node, target, store, f" of function {source.domain}::{source.name}")
 
 
 _HEAVY = {
@@ -159,32 +174,40 @@ _HEAVY = {
 }  # fmt: skip
 
 
-def _copy_nodes(source: Iterable[onnx.NodeProto], target: list[onnx.NodeProto], store: WeightStore, where: str) -> None:
+def _copy_nodes(
+    source: Iterable[onnx.NodeProto], target: onnx.GraphProto | onnx.FunctionProto, store: WeightStore, where: str
+) -> None:
     for position, node in enumerate(source):
         name = node.name or f"#{position}"
-        if node.op_type != "Constant" and all(a.type not in _HEAVY for a in node.attribute):
-            copy = onnx.NodeProto()
+        copy = target.node.add()
+        if node.op_type != "Constant" and _HEAVY.isdisjoint([a.type for a in node.attribute]):
             copy.CopyFrom(node)
         else:
-            copy = onnx.NodeProto(
-                op_type=node.op_type, overload=node.overload or None, input=node.input, output=node.output,
-                metadata_props=node.metadata_props, device_configurations=node.device_configurations,
-            )  # fmt: skip
+            copy.op_type = node.op_type
+            if node.overload:
+                copy.overload = node.overload
+            for part in ("input", "output", "metadata_props", "device_configurations"):
+                getattr(copy, part).extend(getattr(node, part))
             for attribute in node.attribute:
-                copy.attribute.append(_copy_attribute(attribute, store, f"{attribute.name!r} of node {name!r}{where}"))
+                if attribute.type in _GRAPHS and _takes_no_graph(node.op_type, canonical(node.domain)):
+                    raise load_error(
+                        store.path,
+                        f"{attribute.name!r} of node {name!r}{where} is a graph, and {node.op_type} takes none",
+                    )
+                _copy_attribute(attribute, copy.attribute.add(), store, f"{attribute.name!r} of node {name!r}{where}")
             if node.op_type == "Constant" and canonical(node.domain) == "":
                 constant_as_tensor(copy, store, f"node {name!r}{where}")
         copy.name = name
         copy.domain = canonical(node.domain)
         drop_trailing(copy)
-        target.append(copy)
 
 
 def drop_trailing(node: onnx.NodeProto) -> None:
     """Drop trailing omitted inputs, in place, down to as many as ONNX wants to see."""
-    least = _least_inputs(node.op_type, node.domain)
-    while len(node.input) > least and node.input[-1] == "":
-        del node.input[-1]
+    if node.input and node.input[-1] == "":
+        least = _least_inputs(node.op_type, node.domain)
+        while len(node.input) > least and node.input[-1] == "":
+            del node.input[-1]
 
 
 @cache
@@ -196,13 +219,12 @@ def _least_inputs(op_type: str, domain: str) -> int:
         return 0
 
 
-def _copy_attribute(source: AttributeProto, store: WeightStore, where: str) -> AttributeProto:
-    copy = AttributeProto(name=source.name, type=source.type)
-    kind = source.type
+def _copy_attribute(source: AttributeProto, copy: AttributeProto, store: WeightStore, where: str) -> None:
+    copy.name = source.name
+    copy.type = kind = source.type
     if source.ref_attr_name:
         copy.ref_attr_name = source.ref_attr_name  # only then: the checker asks whether the field is there at all
-        return copy
-    if kind == AttributeProto.TENSOR:
+    elif kind == AttributeProto.TENSOR:
         copy.t.CopyFrom(store.stub(source.t, f"attribute {where}"))
     elif kind == AttributeProto.TENSORS:
         copy.tensors.extend([store.stub(t, f"attribute {where}") for t in source.tensors])
@@ -219,7 +241,6 @@ def _copy_attribute(source: AttributeProto, store: WeightStore, where: str) -> A
             _copy_graph(graph, copy.graphs.add(), store, f" in {where}")
     else:
         copy.CopyFrom(source)
-    return copy
 
 
 def constant_as_tensor(node: onnx.NodeProto, store: WeightStore, where: str) -> None:
@@ -227,6 +248,8 @@ def constant_as_tensor(node: onnx.NodeProto, store: WeightStore, where: str) -> 
     if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:
         return
     attribute = node.attribute[0]
+    if attribute.name == "value":
+        return
     dtypes = {"float": np.float32, "floats": np.float32, "int": np.int64, "ints": np.int64}
     kind = attribute.name.removeprefix("value_")
     item = helper.get_attribute_value(attribute)
@@ -289,7 +312,7 @@ def _order(
     for i, node in enumerate(nodes):
         names = [name for name in node.input if name]
         for name in names:
-            if not any(name in known for known in scope):
+            if name not in scope[0] and not any(name in known for known in outer):
                 raise load_error(path, f"node {node.name!r}{at} reads value {name!r}, which nothing defines")
         for part, body in body_graphs(node):
             names += order_graph(body, scope, path, f"{part} of node {node.name!r}")

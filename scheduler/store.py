@@ -75,6 +75,10 @@ class WeightStore:
             if location.startswith(STUB) and location[1:].isdigit() and int(location[1:]) < len(self._stubs):
                 return self._stubs[int(location[1:])]
             return self._external(tensor, where)
+        if tensor.HasField("raw_data") and tensor.ByteSize() <= KEPT_BYTES and not tensor.HasField("segment"):
+            key = (BY_NUMBER.get(tensor.data_type, ""), tuple(tensor.dims), tensor.raw_data)
+            if key in self._known:  # checked when it came first
+                return self._known[key]
         dtype, shape = self._type(tensor, where)
         return self.add_array(dtype, shape, self._inline(tensor, dtype, shape, where), where)
 

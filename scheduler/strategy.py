@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.graph import Graph
-from outrider.scheduler.costs import Costs
+from outrider.scheduler.costs import Costs, Crossing
 from outrider.scheduler.islands import Move, plan_by_cost
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.planning import Offer, Plan, PlanNode
@@ -40,11 +40,12 @@ W = TypeVar("W")
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan, remarks for the report, and what was moved by cost."""
+    """A plan, remarks for the report, what was moved by cost, and the crossing costs if they were weighed."""
 
     plan: Plan
     notes: tuple[str, ...] = ()
-    moves: Sequence[Move] = field(default_factory=list)
+    moves: Sequence[Move] = ()
+    crossing: Crossing | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _by_cost(question: Question, costs: Costs) -> Decision:
             f"by cost: {bounds} of {len(costs.nodes)} nodes have a cost with an unknown part and stay where they are; "
             "warmup() with the shapes of your runs measures them"
         )
-    return Decision(made, tuple(notes), moves)
+    return Decision(made, tuple(notes), moves, costs.crossing)
 
 
 def _in_stages(question: Question, costs: Costs) -> Decision:
@@ -140,5 +141,5 @@ def _in_stages(question: Question, costs: Costs) -> Decision:
             notes.append(f"in stages, with estimated times: {shares}")
     if not preferred:
         notes.append("there are no stages: no two providers of one kind, options and environment claim the same nodes")
-        return Decision(made, tuple(notes))
-    return Decision(question.make(preferred), tuple(notes))
+        return Decision(made, tuple(notes), crossing=costs.crossing)
+    return Decision(question.make(preferred), tuple(notes), crossing=costs.crossing)

@@ -24,6 +24,7 @@ from outrider.scheduler.errors import InvalidOptionError, OutriderError, TraceEr
 if TYPE_CHECKING:
     from outrider.scheduler.deploy import Deployer
     from outrider.scheduler.fleet import Fleet
+    from outrider.scheduler.inplace import Targets
     from outrider.scheduler.monitor import Worker
     from outrider.scheduler.replica import Replica, Slot
     from outrider.scheduler.runner import Runner
@@ -105,6 +106,7 @@ def run_traced(
     defaults: Mapping[str, Any],
     wanted: Sequence[str],
     signature: Signature | None,
+    targets: Targets | None = None,
 ) -> dict[str, Any]:
     """`runner.begin`, `wait` and `finish` with their spans: the run, its inputs, the wait for workers, its results."""
     counters, start = slot.counters, monotonic_ns()
@@ -115,7 +117,7 @@ def run_traced(
     try:
         before = counters.copied_bytes
         with recorder.timed("copy", "inputs") as told:
-            run = runner.begin(slot, feeds, defaults, signature)
+            run = runner.begin(slot, feeds, defaults, signature, targets)
             told["bytes"] = counters.copied_bytes - before
         args["run"], name = run, f"run {run}"
         with recorder.timed("wait", "workers"):

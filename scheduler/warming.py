@@ -12,7 +12,7 @@ import numpy as np
 
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.graph import Value
-from outrider.scheduler.feeds import split_type
+from outrider.scheduler.nodearg import split_type
 from outrider.scheduler.options import invalid_option
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.steady import Signature

@@ -5,13 +5,15 @@ Every word is 64 bits, native byte order, and has one writer: the segment's. Byt
     header   8 words   magic, generation, edges, slots, 4 unused
     done     edges x slots words, `[edge][slot]`: run << 16 | layout number
     records  LAYOUTS_PER_EDGE x edges x slots records of 32 words, `[number - 1][edge][slot]`, from the next multiple of
-             256: version, kind, dtype number, item size, offset, nbytes, block + 1 (0: not in the output pool), rank,
-             24 dimensions
+             256: version, kind, dtype number, item size, offset, nbytes, memory << 32 | block + 1, rank, 24 dimensions
     arena    from the next page: the places of values
 
 Order of writes: header once, magic last. A record: version 0, the fields, then a version that this board has not used
 before. `done` last of all: whoever reads run and number there finds record and bytes complete. Runs count from 1 (48
 bits), so a fresh board announces nothing; layout number 0 is *void*, a value that failed to come.
+
+`memory` says what `offset` is an offset in: 0 is this segment, any other number a memory that writer and readers agreed
+on. `block + 1` is 0 for all but blocks of an output pool.
 
 A record belongs to one slot of one edge, and a slot holds one run at a time: a number is redefined only for a later run
 of the same slot, so no reader of the present run looks at it.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import platform
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.shm.errors import LayoutError
@@ -38,6 +41,9 @@ VOID = 0
 LAYOUTS_PER_EDGE = 16
 """How many layouts each slot of an edge remembers; numbers are 1 to this."""
 MAX_RANK = 24
+
+OWN = 0
+"""The memory that is the writer's own segment."""
 
 _MAGIC = 0x52_45_44_49_52_54_55_4F  # "OUTRIDER"
 _HEADER = 8
@@ -84,10 +90,10 @@ def _records_at(edges: int, slots: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a value lies and what it is: `nbytes` at `offset` of its writer's segment, or of its output pool.
+    """Where a value lies and what it is: `nbytes` at `offset` of `memory`, a number (OWN: of its writer's segment).
 
     `dtype` is a number that the users of the board agree on, `itemsize` the bytes of one element. `block` is the block
-    of the output pool, None for a place in the segment. NONE has neither bytes nor shape.
+    of an output pool, None for any other place. NONE has neither bytes nor shape.
     """
 
     kind: int
@@ -97,6 +103,7 @@ class Layout:
     offset: int
     nbytes: int
     block: int | None = None
+    memory: int = OWN
 
 
 class BoardWriter:
@@ -181,7 +188,7 @@ class BoardWriter:
         words[at + 3] = layout.itemsize
         words[at + 4] = layout.offset
         words[at + 5] = layout.nbytes
-        words[at + 6] = 0 if layout.block is None else layout.block + 1
+        words[at + 6] = layout.memory << 32 | (0 if layout.block is None else layout.block + 1)
         words[at + 7] = rank
         for axis in range(rank):
             words[at + _FIELDS + axis] = layout.shape[axis]
@@ -194,13 +201,20 @@ class BoardWriter:
 class BoardReader:
     """The reading side of a board: raw words, and layouts that are checked before anyone builds an array on them.
 
-    It may be made before the writer has written its header. `pool` is the writer's output pool, if it has one; it may
-    be set later.
+    It may be made before the writer has written its header. `memories`: what this reader has mapped of the memories
+    that layouts may name beside the writer's segment, by number.
     """
 
-    def __init__(self, segment: Segment, edges: int, slots: int, generation: int, pool: Segment | None = None) -> None:
-        self.pool = pool
+    def __init__(
+        self,
+        segment: Segment,
+        edges: int,
+        slots: int,
+        generation: int,
+        memories: Mapping[int, Segment] | None = None,
+    ) -> None:
         self.segment = segment
+        self._memories = dict(memories or {})
         self._words = self.words = segment.words
         self._slots = slots
         self._pairs = edges * slots
@@ -243,8 +257,13 @@ class BoardReader:
         self._layouts[at] = (version, layout)
         return layout
 
+    def memory_of(self, layout: Layout) -> Segment:
+        """The segment that a layout's `offset` is in."""
+        return self.segment if layout.memory == OWN else self._memories[layout.memory]
+
     def _checked(self, edge: int, slot: int, number: int, record: list[int]) -> Layout:
-        kind, dtype, itemsize, offset, nbytes, block, rank = record[:7]
+        kind, dtype, itemsize, offset, nbytes, where, rank = record[:7]
+        memory, block = where >> 32, where & 0xFFFFFFFF
         if kind not in (TENSOR, ENCODED, NONE):
             raise self._malformed(edge, slot, number, f"kind {kind} is unknown")
         if rank > MAX_RANK:
@@ -256,7 +275,7 @@ class BoardReader:
             if dim >= _DIM_LIMIT:
                 raise self._malformed(edge, slot, number, f"dimension {dim} is above {_DIM_LIMIT}")
         if kind == NONE:
-            if offset or nbytes or block or rank:
+            if offset or nbytes or where or rank:
                 raise self._malformed(edge, slot, number, "no value has no place", offset, nbytes)
             return Layout(NONE, dtype, itemsize, (), 0, 0)
         if kind == TENSOR and (itemsize == 0 or expected != nbytes):
@@ -265,12 +284,14 @@ class BoardReader:
             )
         if offset % ALIGN:
             raise self._malformed(edge, slot, number, f"offset {offset} is not a multiple of {ALIGN}", offset, nbytes)
-        if block:
-            if self.pool is None:
-                raise self._malformed(edge, slot, number, "its writer has no output pool", offset, nbytes)
-            first, limit = 0, self.pool.nbytes
-        else:
+        if memory == OWN:
+            if block:
+                raise self._malformed(edge, slot, number, "a block lies in no output pool", offset, nbytes)
             first, limit = self._arena, self.segment.nbytes
+        else:
+            if memory not in self._memories:
+                raise self._malformed(edge, slot, number, f"its memory {memory} is not mapped here", offset, nbytes)
+            first, limit = 0, self._memories[memory].nbytes
         if offset < first or offset + nbytes > limit:
             raise self._malformed(
                 edge,
@@ -280,7 +301,7 @@ class BoardReader:
                 offset,
                 nbytes,
             )
-        return Layout(kind, dtype, itemsize, shape, offset, nbytes, block - 1 if block else None)
+        return Layout(kind, dtype, itemsize, shape, offset, nbytes, block - 1 if block else None, memory)
 
     def _malformed(
         self, edge: int, slot: int, number: int, reason: str, offset: int | None = None, nbytes: int | None = None

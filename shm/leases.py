@@ -1,9 +1,10 @@
 """Leases: large results that the caller owns without a copy.
 
-A worker writes its results into blocks of its *output pool*, a segment that it and the coordinator map writable. Each
-block has two counters. The worker counts, for itself, how often it took the block; the coordinator counts in
-`released[block]`, one word each in its own segment, how often it is done with it. Equal counters mean a free block, so
-no lock and no message is needed to give one back.
+A worker writes its results into blocks of its *output pool*, a segment that it and the coordinator map writable: blocks
+lie in the lower half, arrays that the caller makes there (`user.py`) in the upper one. Each block has two counters. The
+worker counts, for itself, how often it took the block; the coordinator counts in `released[block]`, one word each in
+its own segment, how often it is done with it. Equal counters mean a free block, so no lock and no message is needed to
+give one back.
 
 The caller's array is built directly on the pool's memoryview, so that whatever is derived from it (views, DLPack
 capsules, memoryviews) keeps it alive; when it goes, a weak reference notes the block in a deque and does nothing else,
@@ -24,21 +25,36 @@ from outrider.shm.ranges import Ranges
 from outrider.shm.segment import PAGE, Segment, page_up
 
 
+def callers_half(pool: Segment) -> int:
+    """Where the half of an output pool begins that is the caller's: arrays to which results are bound lie there."""
+    return page_up(pool.nbytes // 2)
+
+
 class PoolWriter:
     """The worker's side: hands out blocks of `segment` (writable) to write results into.
 
     `coordinator_words` are the words of the coordinator's segment, of which `released` begins at index `base`; block
-    numbers are 0 to `blocks - 1`. The pool holds at most `limit` bytes of memory, the whole segment if None.
+    numbers are 0 to `blocks - 1`. The pool holds at most `limit` bytes of memory, all of its half if None. `memory` is
+    the number under which layouts name the pool.
     """
 
     def __init__(
-        self, segment: Segment, coordinator_words: memoryview, base: int, blocks: int, limit: int | None = None
+        self,
+        segment: Segment,
+        coordinator_words: memoryview,
+        base: int,
+        blocks: int,
+        limit: int | None = None,
+        *,
+        memory: int,
     ) -> None:
         self.segment = segment
+        self.memory = memory
         self._words = coordinator_words
         self._base = base
-        self._limit = segment.nbytes if limit is None else min(limit, segment.nbytes)
-        self._ranges = Ranges(0, segment.nbytes, PAGE)
+        end = callers_half(segment)
+        self._limit = end if limit is None else min(limit, end)
+        self._ranges = Ranges(0, end, PAGE)
         self._leased = [0] * blocks
         self._offsets: dict[int, int] = {}
         self._spare = list(range(blocks - 1, -1, -1))

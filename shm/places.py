@@ -113,6 +113,17 @@ class Places:
             number = self.board.number(edge, slot, Layout(TENSOR, code, dtype.itemsize, shape, offset, nbytes, None))
         return self.segment.array(offset, dtype, shape), number
 
+    def elsewhere(
+        self, edge: int, slot: int, code: int, dtype: np.dtype[Any], shape: tuple[int, ...], memory: int, offset: int
+    ) -> int:
+        """The layout number for a tensor that lies at `offset` of another memory than the writer's segment."""
+        nbytes = dtype.itemsize
+        for dim in shape:
+            nbytes *= dim
+        layout = Layout(TENSOR, code, dtype.itemsize, shape, offset, nbytes, None, memory)
+        with self._lock:
+            return self.board.number(edge, slot, layout)
+
     def blob(self, edge: int, slot: int, nbytes: int, value: str) -> tuple[memoryview, int]:
         """The writable bytes for an encoded value, and its layout number."""
         with self._lock:

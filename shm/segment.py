@@ -79,9 +79,9 @@ def page_up(nbytes: int) -> int:
 class Segment:
     """One mapping of a segment. The descriptor stays the caller's and may be closed afterwards.
 
-    `nbytes` and `writable` say what was mapped; `view` is the one memoryview (bytes) of the mapping, `words` the same
-    as unsigned 64-bit integers. Raises LayoutError if the descriptor is not a sealed segment, or is read-only and
-    `writable` was asked for; OutOfMemoryError if the address space of the process is too small.
+    `nbytes` and `writable` say what was mapped, `address` where; `view` is the one memoryview (bytes) of the mapping,
+    `words` the same as unsigned 64-bit integers. Raises LayoutError if the descriptor is not a sealed segment, or is
+    read-only and `writable` was asked for; OutOfMemoryError if the address space of the process is too small.
     """
 
     def __init__(self, fd: int, *, writable: bool) -> None:
@@ -109,8 +109,16 @@ class Segment:
             ) from error
         self.view = memoryview(self._map)
         self.words = self.view.cast("Q")
+        self.address = address_of(np.frombuffer(self.view, np.uint8))
         self._populated = Intervals()
         self._lock = threading.Lock()
+
+    def offset_of(self, array: npt.NDArray[Any]) -> int | None:
+        """The offset at which all of a C-contiguous array lies in this mapping; None for any other array."""
+        offset = address_of(array) - self.address
+        if offset < 0 or offset + array.nbytes > self.nbytes or not array.flags.c_contiguous:
+            return None
+        return offset
 
     def array(self, offset: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """C-contiguous array of `shape` at byte `offset`, writable if the mapping is; keeps the mapping alive.

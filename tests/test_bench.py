@@ -29,7 +29,7 @@ SHOWN = {
     "hop": ["ZeroMQ ROUTER/DEALER echo", "multiprocessing.Pipe echo", "eventfd relay (the floor)", "1 partition",
             "4 partitions", "each further partition", "1 partition, two shapes in turn", "1 partition, outputs named"],
     "flight": ["two null stages, run from 8 threads", "two cpu stages, run from 4 threads"],
-    "stages": ["two stages, 4 in flight", "two replicas, 2 in flight"],
+    "stages": ["two stages by pins, 4 in flight", "strategy pipeline, 4 in flight", "strategy replicate, 2 in flight"],
     "start": ["SIGKILL in a run -> WorkerDiedError", "cpu: first run"],
 }  # fmt: skip
 

@@ -65,7 +65,7 @@ def test_a_block_that_came_back_smaller_is_not_free_for_what_was_there() -> None
     pool = Segment(fd, writable=True)
     os.close(fd)
     words = memoryview(bytearray(8 * 4)).cast("Q")
-    writer = PoolWriter(pool, words, 0, 4, limit=4 * PAGE)
+    writer = PoolWriter(pool, words, 0, 4, limit=4 * PAGE, memory=1)
     block, offset = writer.take(4 * PAGE) or (-1, -1)
     words[block] += 1
     assert writer.is_free(block, offset, 4 * PAGE)
@@ -152,7 +152,7 @@ def test_an_interrupted_take_all_takes_nothing() -> None:
 
 # Ends that meet ------------------------------------------------------------------------------------------------------
 def test_a_death_between_load_and_first_run_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    install, left = Replica.install, [2]
+    install, left = Replica.install, [3]
 
     def killed_before(self: Replica, blueprint: Any, generation: Any) -> None:
         if left[0]:
@@ -163,7 +163,7 @@ def test_a_death_between_load_and_first_run_is_not_forgotten(monkeypatch: pytest
         install(self, blueprint, generation)
 
     monkeypatch.setattr(Replica, "install", killed_before)
-    with InferenceSession(chain("Relu")) as session:  # the first dies so, and the one that the next run starts
+    with InferenceSession(chain("Relu")) as session:  # the first dies so, and two that the next run starts
         with pytest.raises(errors.WorkerDiedError):
             session.run(None, {"x": X})
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], X)

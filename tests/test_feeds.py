@@ -21,8 +21,9 @@ from outrider.scheduler.errors import (
     ShapeMismatchError,
     SymbolConflictError,
 )
-from outrider.scheduler.feeds import NodeArg, check_feeds, requested_outputs, split_type, type_name
+from outrider.scheduler.feeds import check_feeds, requested_outputs
 from outrider.scheduler.metadata import ModelMetadata
+from outrider.scheduler.nodearg import NodeArg, split_type, type_name
 
 pytestmark = pytest.mark.fast
 

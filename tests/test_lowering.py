@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, version_converter
 from onnx.reference import ReferenceEvaluator
 
 from outrider.providers.wire.graph import Graph, Node
-from outrider.scheduler import InferenceSession
+from outrider.scheduler import InferenceSession, lowering
 from outrider.scheduler.lowering import BROKEN
 from outrider.scheduler.model import LoadedModel, load_model
 from tests import builders
@@ -324,3 +324,29 @@ def test_the_mask_of_dropout_has_the_type_of_its_opset(opset: int) -> None:
         y, kept = session.run(None, {"x": x})
     np.testing.assert_array_equal(y, x)
     assert kept.dtype == (bool if opset >= 10 else np.float32) and kept.all()
+
+
+def renumbered() -> Iterator[tuple[int, list[onnx.NodeProto]]]:
+    """(opset, nodes without attributes) of what is only renumbered; bodies aside, which are lowered by themselves."""
+    names = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if schema.domain == ""}
+    for opset in range(1, lowering.TARGET):
+        nodes = []
+        for name in sorted(names - {"If", "Loop", "Scan"}):
+            if onnx.defs.has(name, opset) and lowering._change(name, opset) == lowering._RENUMBER:
+                schema = onnx.defs.get_schema(name, opset)
+                inputs = [f"{name} i{i}" for i in range(max(schema.min_input, 1 if schema.inputs else 0))]
+                outputs = [f"{name} o{i}" for i in range(max(schema.min_output, 1))]
+                nodes.append(helper.make_node(name, inputs, outputs, name=name))
+        yield opset, nodes
+
+
+def test_what_is_only_renumbered_is_left_as_it_is_by_the_converter_too() -> None:
+    seen = set()
+    for opset, nodes in renumbered():
+        inputs = {name: [2, 3] for node in nodes for name in node.input}
+        model = make(opset, nodes, inputs, [name for node in nodes for name in node.output])
+        converted = version_converter.convert_version(model, lowering.TARGET).graph.node
+        for node, same in zip(nodes, converted, strict=True):
+            assert (same.op_type, same.input, same.attribute) == (node.op_type, node.input, []), opset
+            seen.add((node.op_type, onnx.defs.get_schema(node.op_type, opset).since_version))
+    assert len(seen) > 100

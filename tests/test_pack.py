@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -138,6 +139,8 @@ NODE = ["graph", 1, 0]
         (change([*NODE, 5, "t"], [1, 5]), "n"),
         (change([*NODE, 5, "a"], [2, []]), "n"),
         (change([*NODE, 10], [[]]), "n"),
+        (change([*NODE, 10], True), "n"),
+        (change([*NODE, 12], 7), "n"),
         (change([*NODE, 11], {"k": 1}), "n"),
         (change([*NODE, 12], [1]), "n"),
         (change([*NODE, 13], [None]), "n"),
@@ -175,3 +178,12 @@ def test_arrays_do_not_travel() -> None:
     node = Node(0, "n", "Relu", "", 14, {"t": np.zeros(2)}, (), ())
     with pytest.raises(WireError, match="'n'.*ndarray"):
         pack_graph(Graph("g", (node,), (), (), {}))
+
+
+def test_a_lowered_form_that_differs_in_the_opset_only_is_a_number() -> None:
+    node = dataclasses.replace(SMALL.nodes[0], metadata={"k": "v"}, origin=("call",))
+    step = dataclasses.replace(node, opset=21, metadata={})
+    packed = pack_graph(dataclasses.replace(SMALL, nodes=(dataclasses.replace(node, lowered=(step,)),)))
+    assert packed["graph"][1][0][10] == 21
+    (back,) = unpack_graph(packed).nodes
+    assert back.lowered == (step,) and dataclasses.replace(back, lowered=None) == node

@@ -13,6 +13,7 @@ from outrider.shm.board import (
     LAYOUTS_PER_EDGE,
     MAX_RANK,
     NONE,
+    OWN,
     TENSOR,
     VOID,
     BoardReader,
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.fast
 EDGES, SLOTS, GENERATION = 3, 2, 7
 ARENA = arena_start(EDGES, SLOTS)
 LIMIT = 1 << 30
+POOL, USER = 2, 0xFFFF
 
 
 def make_board():
@@ -43,7 +45,7 @@ def make_board():
     return (
         writer,
         BoardWriter(writer, EDGES, SLOTS, GENERATION),
-        BoardReader(reader, EDGES, SLOTS, GENERATION, pool),
+        BoardReader(reader, EDGES, SLOTS, GENERATION, {POOL: pool, USER: pool}),
     )
 
 
@@ -60,10 +62,11 @@ def layouts(draw):
         nbytes = itemsize
         for dim in shape:
             nbytes *= dim
-    block = draw(st.one_of(st.none(), st.integers(0, 9)))
-    first = 0 if block is not None else ARENA
+    memory = draw(st.sampled_from([OWN, POOL, USER]))
+    block = None if memory == OWN else draw(st.one_of(st.none(), st.integers(0, 9)))
+    first = ARENA if memory == OWN else 0
     offset = first + 64 * draw(st.integers(0, (LIMIT - first - nbytes) // 64))
-    return Layout(kind, dtype, itemsize, shape, offset, nbytes, block)
+    return Layout(kind, dtype, itemsize, shape, offset, nbytes, block, memory)
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -132,7 +135,7 @@ def test_a_repeated_layout_is_parsed_once_and_the_result_shared():
 
 
 RECORD_OF_FIRST = 32  # words: header and done words take less than one record here
-FIELD = {"version": 0, "kind": 1, "itemsize": 3, "offset": 4, "nbytes": 5, "block": 6, "rank": 7, "dim": 8}
+FIELD = {"version": 0, "kind": 1, "itemsize": 3, "offset": 4, "nbytes": 5, "where": 6, "rank": 7, "dim": 8}
 
 
 @pytest.mark.parametrize(
@@ -177,17 +180,23 @@ def test_numbers_beyond_the_board_are_refused(number):
         reader.layout(0, 0, number)
 
 
-def test_places_in_a_pool_need_a_pool_and_fit_into_it():
-    _, writer, reader = make_board()
-    number = writer.number(0, 0, Layout(TENSOR, 1, 1, (64,), LIMIT - 64, 64, block=2))
-    assert reader.layout(0, 0, number).block == 2
-    beyond = writer.number(0, 0, Layout(TENSOR, 1, 1, (65,), LIMIT - 64, 65, block=2))
+def test_places_in_another_memory_need_that_memory_and_fit_into_it():
+    segment, writer, reader = make_board()
+    number = writer.number(0, 0, Layout(TENSOR, 1, 1, (64,), LIMIT - 64, 64, 2, POOL))
+    found = reader.layout(0, 0, number)
+    assert (found.block, found.memory) == (2, POOL)
+    assert reader.memory_of(found) is not segment
+    here = writer.number(0, 0, Layout(TENSOR, 1, 1, (64,), LIMIT - 64, 64))
+    assert reader.memory_of(reader.layout(0, 0, here)) is reader.segment
+    beyond = writer.number(0, 0, Layout(TENSOR, 1, 1, (65,), LIMIT - 64, 65, 2, POOL))
     with pytest.raises(LayoutError, match="outside"):
         reader.layout(0, 0, beyond)
-    reader.pool = None
-    again = writer.number(0, 1, Layout(TENSOR, 1, 1, (64,), 0, 64, block=0))
+    elsewhere = writer.number(0, 1, Layout(TENSOR, 1, 1, (64,), 0, 64, None, USER + 1))
+    with pytest.raises(LayoutError, match=f"memory {USER + 1} is not mapped"):
+        reader.layout(0, 1, elsewhere)
+    nowhere = writer.number(0, 1, Layout(TENSOR, 1, 1, (64,), ARENA, 64, block=0))
     with pytest.raises(LayoutError, match="no output pool"):
-        reader.layout(0, 1, again)
+        reader.layout(0, 1, nowhere)
 
 
 def test_another_generation_or_another_size_is_refused():

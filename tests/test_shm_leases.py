@@ -21,7 +21,7 @@ from outrider.shm.leases import Leases, PoolWriter
 from outrider.shm.segment import PAGE, SEGMENT_BYTES, Segment, create_segment, page_up
 
 pytestmark = pytest.mark.fast
-BASE, BLOCKS = 16, 4
+BASE, BLOCKS, POOL = 16, 4, 7
 SHAPE = (32, 64)
 NBYTES = 32 * 64 * 4
 
@@ -33,7 +33,8 @@ class Sides:
         own_fd, pool_fd = create_segment("coordinator"), create_segment("pool")
         self.words = Segment(own_fd, writable=True).words
         self.worker_pool = Segment(pool_fd, writable=True)
-        self.worker = PoolWriter(self.worker_pool, Segment(own_fd, writable=False).words, BASE, blocks, limit)
+        released = Segment(own_fd, writable=False).words
+        self.worker = PoolWriter(self.worker_pool, released, BASE, blocks, limit, memory=POOL)
         self.leases = Leases(Segment(pool_fd, writable=True), self.words, BASE, blocks)
         os.close(own_fd)
         os.close(pool_fd)
@@ -42,7 +43,7 @@ class Sides:
         """A leased float32 array of SHAPE that counts from `start`."""
         block, offset = self.worker.take(NBYTES)
         self.worker_pool.array(offset, "float32", SHAPE)[:] = np.arange(start, start + 2048).reshape(SHAPE)
-        return self.leases.lease(Layout(TENSOR, 1, 4, SHAPE, offset, NBYTES, block), "float32")
+        return self.leases.lease(Layout(TENSOR, 1, 4, SHAPE, offset, NBYTES, block, POOL), "float32")
 
 
 DERIVED = {
@@ -225,7 +226,7 @@ def test_a_block_of_more_than_twice_the_size_is_not_wasted():
 def test_short_memory_is_typed_and_nothing_is_taken():
     sides = Sides()
     with pytest.raises(OutOfMemoryError) as refused:
-        sides.worker.take(SEGMENT_BYTES - PAGE, "output y")
+        sides.worker.take(SEGMENT_BYTES // 2 - PAGE, "output y")
     assert refused.value.value == "output y"
     assert sides.worker.pooled_bytes() == 0
     assert sides.worker.take(100) is not None
@@ -263,7 +264,7 @@ import sys
 from outrider.shm.leases import PoolWriter
 from outrider.shm.segment import Segment
 pool = Segment(int(sys.argv[1]), writable=True)
-writer = PoolWriter(pool, Segment(int(sys.argv[2]), writable=False).words, 16, 2)
+writer = PoolWriter(pool, Segment(int(sys.argv[2]), writable=False).words, 16, 2, memory=7)
 for line in sys.stdin:
     taken = writer.take(100_000)
     if taken:

@@ -106,6 +106,7 @@ def test_replicas_give_what_one_worker_gives_with_many_runs_in_flight(fleet: Fle
         report = session.placement()
         run_from_many_threads(session, expected)
         stats = session.stats()
+        told = [(one["partition"], one["provider"]) for one in stats["per_partition"]]
         shares = [sum(slot.counters.runs for slot in one.slots) for one in session._runner.replicas]
     assert [(one.replica, one.provider, len(one.nodes)) for one in report.partitions] == [
         (0, "cpu", 2 * DEPTH), (1, "cpu:1", 2 * DEPTH),
@@ -113,6 +114,7 @@ def test_replicas_give_what_one_worker_gives_with_many_runs_in_flight(fleet: Fle
     assert "2 replicas" in str(report)
     assert stats["runs"] == 120
     assert all(shares)
+    assert told == [(0, "cpu"), (1, "cpu:1")]
 
 
 def test_runs_in_flight_are_spread_over_the_replicas(fleet: Fleet) -> None:
@@ -155,6 +157,12 @@ def test_the_death_of_one_replica_leaves_the_other_and_is_mended_by_the_next_run
         while first.death is None:
             first.slots[0].bell.wait(0.05)
         assert second.death is None
+        with session._lock:  # as if another caller mended it now: this run goes to the other replica
+            session._runner.slots.take_all(first.slots)
+            (y,) = session.run(None, {"x": X[1]})
+            session._runner.slots.give_all(first.slots)
+        assert np.array_equal(y, expected[1])
+        assert first.death is not None
         (y,) = session.run(None, {"x": X[0]})
         assert np.array_equal(y, expected[0])
         assert session.health()["cpu"]["incarnation"] == 2
@@ -174,10 +182,12 @@ def test_an_island_that_does_not_earn_its_hops_moves_and_the_report_says_so(flee
             report = session.placement()
             x = np.array([1, -1, 2, -2], np.float32)
             assert np.array_equal(session.run(None, {"x": x})[0], -np.maximum(-x, 0))
+            stats = session.stats()
         assert [one.provider for one in report.partitions] == owners
     assert report.idle_providers == [f"{OWN}:ReluAndAbs"]
     assert "got nothing, since what it would have had does not earn its hops and went to cpu" in str(report)
     assert any("n1 went from" in note and "2 hops" in note for note in report.notes)
+    assert stats["crossing"]["hop_seconds"] > stats["crossing"]["byte_seconds"] > 0
 
 
 def test_symbols_and_pins_keep_an_island_where_it_is(fleet: Fleet) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider.scheduler.errors import InvalidOptionError
-from outrider.scheduler.feeds import NodeArg, type_name
+from outrider.scheduler.nodearg import NodeArg, type_name
 from outrider.tools.agree import agree
 from outrider.tools.inputs import (
     DataFileError,

@@ -140,7 +140,8 @@ def _memory() -> str:
 
 
 def _cores() -> str:
-    return f"{usable_cores()} usable of {os.cpu_count()}"
+    shared = "a worker has a thread for each, workers of a pipeline and replicas share them"
+    return f"{usable_cores()} usable of {os.cpu_count()}; {shared}"
 
 
 def _descriptors() -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from outrider.providers.wire.dtypes import numpy_dtype
 from outrider.scheduler.errors import InvalidOptionError, OutriderError
-from outrider.scheduler.feeds import NodeArg, split_type
+from outrider.scheduler.nodearg import NodeArg, split_type
 
 
 class DataFileError(OutriderError, ValueError):

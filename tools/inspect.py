@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from outrider.scheduler.feeds import NodeArg
+from outrider.scheduler.nodearg import NodeArg
 from outrider.tools.inputs import write_text
 from outrider.tools.opening import add_model_arguments, open_session
 from outrider.tools.text import plain, table, visible

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.scheduler.errors import InvalidOptionError, KernelError, OutputNotFoundError
-from outrider.scheduler.feeds import NodeArg
+from outrider.scheduler.nodearg import NodeArg
 from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.trace import VARIABLE, unwritable
 from outrider.tools.agree import TOLERANCE, agree

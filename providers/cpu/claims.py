@@ -45,24 +45,9 @@ def serve(step: Node) -> Service:
         raise Unsupported(f"{own}; stop-gap: {reason}") from None
 
 
-def served_by_reference(node: Node) -> bool:
-    """True when the stop-gap serves a step of this claimable node, or a node of its bodies."""
-    for step in node.steps():
-        service = serve(step)
-        if service.reference:
-            return True
-        if service.kernel is None and any(
-            served_by_reference(inner) for _, body in step.bodies() for inner in body.nodes
-        ):
-            return True
-    return False
-
-
 def offer(node: Node) -> Claim | Decline:
     """A claim of this one node, or the reason against it."""
     try:
-        for step in node.steps():
-            _check(step)
         return Claim([node], reference=served_by_reference(node))
     except Unsupported as reason:
         return Decline(node, str(reason))
@@ -73,17 +58,19 @@ def offers(graph: Graph) -> list[Claim | Decline]:
     return [offer(node) for node in graph.nodes]
 
 
-def _check(step: Node) -> None:
-    """Raise Unsupported unless the step and all that its bodies hold are served."""
-    if serve(step).kernel is not None:
-        return
-    for _, body in step.bodies():
-        for node in body.nodes:
-            for inner in node.steps():
+def served_by_reference(node: Node) -> bool:
+    """True when the stop-gap serves a step of this node, or a node of its bodies. Raises Unsupported as `serve`."""
+    found = False
+    for step in node.steps():
+        service = serve(step)
+        found = found or service.reference
+        for _, body in step.bodies() if service.kernel is None else ():
+            for inner in body.nodes:
                 try:
-                    _check(inner)
+                    found = served_by_reference(inner) or found
                 except Unsupported as reason:
-                    raise Unsupported(f"body node {node.name} ({node.label}): {reason}") from None
+                    raise Unsupported(f"body node {inner.name} ({inner.label}): {reason}") from None
+    return found
 
 
 def operators() -> list[str]:

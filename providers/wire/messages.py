@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,16 @@ import msgpack
 
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 
+START = 0
+"""The edge of board 0 whose word starts a run. Its layout number is one of the following two."""
+UNBOUND = 1
+"""The run's results go where the worker likes."""
+BOUND = 2
+"""Some results of the run have a target: the words of the `target` edges tell which, and where."""
+USER_MEMORY = 0xFFFF
+"""The number under which layouts of board 0 name the memory of the user's process."""
+
 PROTOCOL = 1
-START = 0  # edge of the coordinator's board whose word starts a run
 MAX_BYTES = 1 << 30  # a body larger than this is refused before it is parsed
 
 
@@ -76,10 +85,12 @@ class Load:
     """Compile these partitions and take part in runs.
 
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
-    coordinator, whose edge START starts each run. `own` is this worker's board. `pool`: descriptor id of its output
-    pool, whose release words start at word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the
-    workers' doorbells by board; `slot_bells`: those of the run slots. `spin_us`: how many microseconds it looks for
-    more work before it blocks. `partitions`: see `PartitionPlan`.
+    coordinator, whose edge START starts each run. `own` is this worker's board. `memories`: [{memory, segment
+    (descriptor id)}]: what layouts of board 0 may name beside its own segment: USER_MEMORY, and as memory n the output
+    pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start at word `pool_words`
+    of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board; `slot_bells`: those of the
+    run slots. `spin_us`: how many microseconds it looks for more work before it blocks. `partitions`: see
+    `PartitionPlan`.
     """
 
     session: int
@@ -89,6 +100,7 @@ class Load:
     optimization: str
     weights: dict[int, int]
     boards: list[dict[str, int]]
+    memories: list[dict[str, int]]
     bells: dict[int, int]
     slot_bells: list[int]
     spin_us: int
@@ -103,12 +115,13 @@ class Load:
 class PartitionPlan:
     """One partition inside `Load`.
 
-    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, buffer, result, published, inside}] on the worker's own
-    board: edges of one `buffer` are never needed at the same time; `result` for those that go to the caller only,
-    `published` for those that leave the partition, `inside` for those that another unit of it reads; `units`: [{graph,
-    constants}] with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge
-    whose word says that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the
-    last partition of the same worker that this one waits for, directly or through others, -1 for none.
+    `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, buffer, result, target, published, inside}] on the
+    worker's own board: edges of one `buffer` are never needed at the same time; `result` for those that go to the
+    caller only, `target` the edge of board 0 that says where the caller wants such a one (-1 for others), `published`
+    for those that leave the partition, `inside` for those that another unit of it reads; `units`: [{graph, constants}]
+    with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge whose word says
+    that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the last partition
+    of the same worker that this one waits for, directly or through others, -1 for none.
     """
 
     partition: int
@@ -237,13 +250,21 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, option) for option in typing.get_args(hint))
     if origin is list:
         (item,) = typing.get_args(hint)
-        return type(value) is list and all(_fits(one, item) for one in value)
+        return type(value) is list and _all_fit(value, item)
     if origin is dict:
         key, item = typing.get_args(hint)
-        return type(value) is dict and all(_fits(k, key) and _fits(v, item) for k, v in value.items())
+        return type(value) is dict and _all_fit(value, key) and _all_fit(value.values(), item)
     if hint is type(None):
         return value is None
     return type(value) is hint
+
+
+def _all_fit(values: Iterable[Any], hint: Any) -> bool:
+    if hint is Any:
+        return True
+    if type(hint) is type:  # int, str, bool, by far the most frequent
+        return set(map(type, values)) <= {hint}
+    return all(_fits(value, hint) for value in values)
 
 
 def _checked(kind: type[Any], body: dict[str, Any]) -> Any:

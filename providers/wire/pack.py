@@ -6,8 +6,9 @@ tables, and referred to by number. A graph with its bodies and lowered nodes sha
     {"v": 1, "values": [[name, dtype, shape, constant], …], "refs": [[dtype, shape, offset, nbytes, …], …],
      "graph": [name, nodes, inputs, outputs, constants, opsets]}
 
-A node is a list of its fields; attribute values are [kind, item]. Value number 0 is the omitted one. Whoever unpacks
-does not trust the packer: counts, types and numbers are checked, and WireError says where they are wrong.
+A node is a list of its fields; attribute values are [kind, item]. Value number 0 is the omitted one. The lowered form
+is a list of nodes, or an opset where nothing else differs. Whoever unpacks does not trust the packer: counts, types and
+numbers are checked, and WireError says where they are wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.graph import OMITTED, Graph, Node, TensorRef, Value
 
-VERSION = 1
+VERSION = 2
 MAX_DEPTH = 64  # bodies in bodies and lowered forms of them; the loader takes 30
 
 _PLAIN, _REF, _GRAPH, _LIST = 0, 1, 2, 3
@@ -42,7 +43,7 @@ def unpack_graph(packed: Any) -> Graph:
         raise _wrong("graph", f"it has the keys {sorted(map(str, packed))}")
     if packed["v"] != VERSION:
         raise _wrong("graph", f"it is of version {packed['v']!r}, this side speaks {VERSION}")
-    values = [_value(item, i) for i, item in enumerate(_list(packed["values"], "values"))]
+    values = _values(_list(packed["values"], "values"))
     refs = [_ref(item, i) for i, item in enumerate(_list(packed["refs"], "refs"))]
     return _Unpacker(values, refs).graph(packed["graph"], "graph", 0)
 
@@ -76,11 +77,18 @@ class _Packer:
             self.numbers(node.outputs),
             self.numbers(node.captures),
             node.overload,
-            None if node.lowered is None else [self.node(step) for step in node.lowered],
+            self.lowered(node),
             dict(node.metadata),
             [dict(item) for item in node.devices],
             list(node.origin),
         ]
+
+    def lowered(self, node: Node) -> int | list[Any] | None:
+        if node.lowered is None:
+            return None
+        if len(node.lowered) == 1 and _is_renumbered(node, node.lowered[0]):
+            return node.lowered[0].opset
+        return [self.node(step) for step in node.lowered]
 
     def numbers(self, values: Sequence[Value]) -> list[int]:
         known = self._value_numbers
@@ -152,8 +160,18 @@ class _Unpacker:
             raise _wrong(name, "its index or opset is no integer")
         if type(attributes) is not dict:
             raise _wrong(name, "its attributes are no map")
-        steps = None
-        if lowered is not None:
+        shared = (
+            {_check(key, str, name): self.attribute(one, name, depth) for key, one in attributes.items()},
+            self.numbered(inputs, name),
+            self.numbered(outputs, name),
+            self.numbered(captures, name) if captures else (),
+            overload,
+        )
+        calls = tuple([_check(one, str, name) for one in _list(origin, name)]) if origin else ()
+        steps: tuple[Node, ...] | None = None
+        if type(lowered) is int:
+            steps = (Node(index, name, op_type, domain, lowered, *shared, None, {}, (), calls),)
+        elif lowered is not None:
             steps = tuple([self.node(step, name, depth + 1) for step in _list(lowered, name)])
         return Node(
             index,
@@ -161,15 +179,11 @@ class _Unpacker:
             op_type,
             domain,
             opset,
-            {_check(key, str, name): self.attribute(one, name, depth) for key, one in attributes.items()},
-            self.numbered(inputs, name),
-            self.numbered(outputs, name),
-            self.numbered(captures, name) if captures else (),
-            overload,
+            *shared,
             steps,
             _map(metadata, str, str, name) if metadata else {},
-            tuple([_check(one, dict, name) for one in _list(devices, name)]),
-            tuple([_check(one, str, name) for one in _list(origin, name)]),
+            tuple([_check(one, dict, name) for one in _list(devices, name)]) if devices else (),
+            calls,
         )
 
     def numbered(self, numbers: Any, where: str) -> tuple[Value, ...]:
@@ -238,17 +252,34 @@ def _map(item: Any, key: type, value: type, where: str) -> Mapping[Any, Any]:
     return dict(item)
 
 
-def _value(item: Any, i: int) -> Value:
-    where = f"value {i}"
-    name, dtype, shape, constant = _fields(item, 4, where)
-    if type(name) is not str or type(dtype) is not str or type(constant) is not bool:
-        raise _wrong(where, "its name, dtype or constant flag has the wrong type")
-    if shape is None:
-        return Value(name, dtype, None, constant)
-    for dim in _list(shape, where):
-        if dim is not None and type(dim) is not int and type(dim) is not str:
-            raise _wrong(where, f"a dimension is {dim!r:.60}")
-    return Value(name, dtype, tuple(shape), constant)
+def _is_renumbered(node: Node, step: Node) -> bool:
+    """True when this lowered form is the node itself at another opset, without hints; it shares its parts."""
+    return (
+        step.attributes is node.attributes
+        and step.inputs is node.inputs
+        and step.outputs is node.outputs
+        and step.captures == node.captures
+        and (step.index, step.name, step.op_type, step.domain) == (node.index, node.name, node.op_type, node.domain)
+        and (step.overload, step.origin) == (node.overload, node.origin)
+        and not (step.lowered or step.metadata or step.devices)
+    )
+
+
+def _values(items: Sequence[Any]) -> list[Value]:
+    values = []
+    for i, item in enumerate(items):
+        if type(item) is not list or len(item) != 4:
+            raise _wrong(f"value {i}", "name, dtype, shape and constant flag are expected")
+        name, dtype, shape, constant = item
+        if type(name) is not str or type(dtype) is not str or type(constant) is not bool:
+            raise _wrong(f"value {i}", "its name, dtype or constant flag has the wrong type")
+        if shape is not None:
+            for dim in _list(shape, "a value's shape"):
+                if type(dim) is not int and type(dim) is not str and dim is not None:
+                    raise _wrong(f"value {i}", f"a dimension is {dim!r:.60}")
+            shape = tuple(shape)
+        values.append(Value(name, dtype, shape, constant))
+    return values
 
 
 def _ref(item: Any, number: int) -> TensorRef:

@@ -137,8 +137,12 @@ def ray_compiled_graph() -> Iterator[Sample]:
     """One actor's method in a Ray compiled graph, called with 64 bytes. Needs `ray`."""
     ray: Any = importlib.import_module("ray")
     dag: Any = importlib.import_module("ray.dag")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    try:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True))
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # it would report to its makers
+        settings = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+        ray.init(num_cpus=2, _temp_dir=folder, **settings)
+        stack.callback(ray.shutdown)
 
         class Echo:
             def call(self, body: bytes) -> bytes:
@@ -151,8 +155,6 @@ def ray_compiled_graph() -> Iterator[Sample]:
         body = bytes(64)
         yield timed(lambda: ray.get(compiled.execute(body)))
         compiled.teardown()
-    finally:
-        ray.shutdown()
 
 
 @contextlib.contextmanager

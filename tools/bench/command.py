@@ -35,7 +35,7 @@ BENCHES = {
     "start": "start-up: import, workers, loading, the first run; and what a killed worker costs",
     "planning": "from claims to partitions, for growing graphs",
 }
-_PACKAGES = ("outrider", "numpy", "onnx", "onnxruntime", "pyzmq", "msgpack")
+_PACKAGES = ("outrider", "numpy", "onnx", "onnxruntime", "pyzmq", "msgpack", "ray", "nxrt")
 _LONGEST_NAME = 70
 
 
@@ -120,6 +120,7 @@ def machine() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "processor": model,
         "cores": len(os.sched_getaffinity(0)),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "kernel": platform.release(),
         "python": platform.python_version(),
     }

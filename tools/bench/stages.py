@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from outrider.scheduler import Fleet, InferenceSession, ProviderSpec
+from outrider.scheduler import Fleet, ProviderSpec
 from outrider.tools.bench.chains import dealt, matmul_chain, runs_of, session
 from outrider.tools.bench.measure import Budget, Request, Row, Sample, interleave, row
 from outrider.tools.bench.threads import throughput
@@ -27,28 +26,27 @@ def rows(request: Request) -> list[Row]:
     whole = matmul_chain(2 * STAGE, SIDE)
     with contextlib.ExitStack() as stack:
         fleet = stack.enter_context(Fleet([ProviderSpec(name, threads=1) for name in WORKERS]))
-        pins = dealt(2 * STAGE, WORKERS, STAGE)
-        stages = stack.enter_context(session(whole, fleet, pins, max_in_flight=IN_FLIGHT))
-        copies = [stack.enter_context(session(whole, fleet, {"*": name}, max_in_flight=2)) for name in WORKERS]
+
+        def opened(**options: Any) -> Callable[[], object]:
+            return runs_of(stack.enter_context(session(whole, fleet, **options)), feed)
+
+        single = opened(pins={"*": WORKERS[0]}, max_in_flight=2)
+        pinned = opened(pins=dealt(2 * STAGE, WORKERS, STAGE), max_in_flight=IN_FLIGHT)
+        pipeline = opened(strategy="pipeline", max_in_flight=IN_FLIGHT)
+        replicas = opened(strategy="replicate", max_in_flight=len(WORKERS))
+        alone = "one worker, one run after the other"
+        in_turn = "two stages by pins, one run after the other"
         variants: dict[str, tuple[Sample, int]] = {
-            "one worker, one run after the other": (throughput(runs_of(copies[0], feed), 1), calls),
-            "one worker, 2 in flight": (throughput(runs_of(copies[0], feed), 2), calls),
-            "two stages, one run after the other": (throughput(runs_of(stages, feed), 1), calls),
-            f"two stages, {IN_FLIGHT} in flight": (throughput(runs_of(stages, feed), IN_FLIGHT), calls),
-            "two replicas, 2 in flight": (throughput(_in_turn(copies, feed), 2), calls),
+            alone: (throughput(single, 1), calls),
+            "one worker, 2 in flight": (throughput(single, 2), calls),
+            in_turn: (throughput(pinned, 1), calls),
+            f"two stages by pins, {IN_FLIGHT} in flight": (throughput(pinned, IN_FLIGHT), calls),
+            f"strategy pipeline, {IN_FLIGHT} in flight": (throughput(pipeline, IN_FLIGHT), calls),
+            f"strategy replicate, {len(WORKERS)} in flight": (throughput(replicas, len(WORKERS)), calls),
         }
         taken = interleave(variants, request.rounds)
-    alone, _, single, many, replicas = taken.values()
-    names = list(taken)
+    bases = {name: in_turn if "stages" in name or "pipeline" in name else alone for name in taken}
     return [
-        row(names[0], "runs/s", alone),
-        row(names[1], "runs/s", taken[names[1]], alone, "one after the other"),
-        row(names[2], "runs/s", single),
-        row(names[3], "runs/s", many, single, "one after the other", _BUDGET),
-        row(names[4], "runs/s", replicas, alone, "one worker", _BUDGET),
+        row(name, "runs/s", rounds, taken[bases[name]], bases[name], None if "one " in name else _BUDGET)
+        for name, rounds in taken.items()
     ]
-
-
-def _in_turn(sessions: list[InferenceSession], feed: dict[str, Any]) -> Callable[[], object]:
-    turns = itertools.cycle(sessions)  # `next` on it is atomic
-    return lambda: next(turns).run(None, feed)

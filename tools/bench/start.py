@@ -21,7 +21,7 @@ from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.placement import Placer
 from outrider.tools.bench.chains import relu_chain, session, zeros
-from outrider.tools.bench.measure import Budget, Request, Round, Row, Sample, interleave, row, summary
+from outrider.tools.bench.measure import Budget, Request, Round, Row, Sample, interleave, row, skipped, summary
 
 KINDS = ("null", "cpu")
 NODES = 20_000
@@ -83,6 +83,7 @@ def _deaths(request: Request) -> list[Row]:
     return [
         row("SIGKILL in a run -> WorkerDiedError", "ms", [died], budget=_DEATH),
         row("SIGKILL of an idle cpu worker -> right result", "ms", [revived], budget=_REVIVAL),
+        skipped("SIGKILL in a run -> right result", "ms", "replay is not built yet; budget 1 s"),
     ]
 
 
