@@ -20,8 +20,8 @@ class Lane:
 
     The `runs` it served, failed ones too, took it `seconds`; `failed` says why one failed, for a trace.
 
-    `steady` holds what can be repeated, by the layout numbers of all inputs as one number: `layouts` is that of the run
-    that is ready.
+    `steady` holds what can be repeated, by the layout numbers of all inputs, and of all targets where there are any, as
+    one number: `layouts` is that of the run that is ready.
 
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
@@ -29,7 +29,7 @@ class Lane:
 
     __slots__ = (
         "partition", "slot", "last", "steady", "layouts", "bells", "followers", "runs", "seconds", "failed",
-        "_first", "_others",
+        "_first", "_others", "_targets",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
@@ -45,6 +45,7 @@ class Lane:
         self.steady: dict[int, Steady] = {}
         self._first, *others = [(port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs]
         self._others = tuple(others)
+        self._targets = partition.targets
 
     def ready(self) -> int:
         """The run to serve now, or 0."""
@@ -61,7 +62,7 @@ class Lane:
             layouts = layouts << 16 | word & 0xFFFF
         if not STRONG_ORDER:
             fence()
-        self.layouts = layouts
+        self.layouts = self._targets.joined(self.slot, layouts) if self._targets else layouts
         return run
 
     def keep(self, steady: Steady) -> None:
