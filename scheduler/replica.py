@@ -21,7 +21,7 @@ from outrider.scheduler.failures import error_of
 from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.placement import Placer
-from outrider.scheduler.steady import KNOWN, Copies, Signature, SteadyRun
+from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.shm.board import run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -39,7 +39,7 @@ class Input:
     shape: tuple[int, ...]
     array: np.ndarray[Any, Any] | None
     number: int
-    default: bool  # it holds the model's own initializer
+    default: np.ndarray[Any, Any] | None = None  # the model's own initializer that it holds
 
 
 @dataclass(eq=False)
@@ -47,9 +47,7 @@ class Slot:
     """A run slot: one run at a time.
 
     `pending`: a run that has begun and not ended; `feeds`, `targets` and `words` are its (kept, as its caller may leave
-    earlier, while workers still read and write there). `steady`: what it repeats, None for one that takes the general
-    way. `kept`: all that can be repeated here. Either they were fed every input (`whole`), or there is but one: a run
-    with another feed overwrites the initializers that this one left in place.
+    earlier, while workers still read and write there).
     """
 
     replica: Replica
@@ -62,16 +60,9 @@ class Slot:
     feeds: Mapping[str, Any] | None = None
     targets: Targets | None = None
     words: Sequence[tuple[int, int]] = ()  # (edge of board 0, layout number)
-    steady: SteadyRun | None = None
-    kept: dict[Signature, SteadyRun] = field(default_factory=dict)
-    whole: bool = True
+    steady: dict[Signature, SteadyRun] = field(default_factory=dict)
+    repeated: SteadyRun | None = None  # by the last run
     counters: Copies = field(default_factory=Copies)
-
-    def keep(self, steady: SteadyRun) -> None:
-        """Repeat this when its signature comes again."""
-        if len(self.kept) >= KNOWN and steady.signature not in self.kept:
-            self.kept.pop(next(iter(self.kept)))
-        self.kept[steady.signature] = steady
 
 
 class Replica:
@@ -132,8 +123,8 @@ class Replica:
         for slot in self.slots:
             slot.inputs.clear()
             slot.admissions.clear()
-            slot.kept.clear()
-            slot.steady = slot.feeds = slot.targets = None
+            slot.steady.clear()
+            slot.repeated = slot.feeds = slot.targets = None
             slot.pending = 0
         self.generation = None
 

@@ -1,9 +1,8 @@
-"""The steady state of the caller: a feed that looks like a known one goes to the same places under the same words.
+"""The steady state of the caller: a feed that looks like an earlier one goes to the same places under the same words.
 
 `Signature` says whether a feed looks like one that was checked before: same names, dtypes and shapes, so it need not be
 checked again. `SteadyRun` is what a slot's last run of a signature wrote, rang, waited for and read, with nothing left
-to look up. A session knows its latest `KNOWN` signatures, and each slot a run of as many: shapes may come in turn.
-Whatever does not fit (strings, sequences, a new shape, results in the output pool) takes the general way in
+to look up. Whatever does not fit (strings, sequences, a new shape, results in the output pool) takes the general way in
 `runner.py`.
 """
 
@@ -17,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.wire.messages import START
 from outrider.scheduler.deploy import Generation
 from outrider.scheduler.inplace import Array, Targets
 from outrider.shm.board import STRONG_ORDER, TENSOR, number_of
 
-KNOWN = 8  # signatures of a session, and steady runs of a slot
+SIGNATURES = 8  # kept by a session, and as steady runs by each slot
 LARGE = 64 << 10  # bytes: to look up where an array of this size lies costs far less than to copy it
 
 
@@ -40,26 +40,39 @@ class Copies:
 
 
 class Signature:
-    """Names, dtypes and shapes of a feed of plain arrays.
+    """Names, dtypes and shapes of a feed of plain arrays, and the outputs asked for.
 
-    Compared by identity: a session keeps its latest ones, each with one choice of outputs, an IOBinding its own.
+    Compared by identity: a session keeps its latest ones, an IOBinding one for its own runs. `asked` are the names that
+    the caller gave, `wanted` the outputs to return.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("asked", "wanted", "_values")
 
-    def __init__(self, values: Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]]) -> None:
+    def __init__(
+        self,
+        values: Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]],
+        asked: Sequence[str] | None,
+        wanted: Sequence[str],
+    ) -> None:
+        self.asked = None if asked is None else tuple(asked)
+        self.wanted = tuple(wanted)
         self._values = tuple(values)
 
     @classmethod
-    def of(cls, feeds: Mapping[str, Any]) -> Signature | None:
+    def of(
+        cls, feeds: Mapping[str, Any], asked: Sequence[str] | None = None, wanted: Sequence[str] = ()
+    ) -> Signature | None:
         """The signature of a checked feed; None if a value is not a plain array of numbers."""
         if not STRONG_ORDER or not all(_plain(value) for value in feeds.values()):
             return None
-        return cls([(name, value.dtype, value.shape) for name, value in feeds.items()])
+        return cls([(name, value.dtype, value.shape) for name, value in feeds.items()], asked, wanted)
 
-    def fits(self, feed: Any) -> bool:
-        """True if `feed` is a dict with exactly these names, and arrays of exactly these dtypes and shapes."""
+    def fits(self, feed: Any, asked: Sequence[str] | None = None) -> bool:
+        """True if `feed` is a dict with exactly these names, arrays of exactly these dtypes and shapes, and `asked`
+        names the same outputs in a list or tuple."""
         if type(feed) is not dict or len(feed) != len(self._values):
+            return False
+        if asked is not self.asked and (type(asked) not in (list, tuple) or tuple(asked or ()) != self.asked):
             return False
         for name, dtype, shape in self._values:
             value = feed.get(name)
@@ -76,32 +89,38 @@ def _plain(value: Any) -> bool:
 
 
 class SteadyRun:
-    """A slot's last run of one signature in one generation, ready to be repeated while no place of the slot changes.
+    """A slot's last run of one signature in one generation, ready to be repeated.
 
     It keeps no array of the caller's alive.
     """
 
     __slots__ = (
-        "signature", "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "_copies",
-        "_copied", "_large", "_in_place", "_own", "_bells", "_lasts", "_results", "_unwanted", "_slot", "_changes",
-        "_as_of",
+        "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "returned_copies", "_copied",
+        "_defaults", "_large", "_in_place", "_own", "_bells", "_lasts", "_results", "_slot", "_as_of",
+        "_stamps", "_records",
     )  # fmt: skip
 
     def __init__(
         self,
-        signature: Signature,
         generation: Generation,
         slot: int,
         feeds: Mapping[str, Any],
         inputs: Mapping[str, Array | None],
+        defaults: Sequence[tuple[Array, Array]],
         words: Sequence[tuple[int, int]],
     ) -> None:
-        """`inputs`: fed name -> the place it is copied to, None for one that is read where it lies. `words`: (edge,
-        layout number) in the order in which they are published.
+        """`inputs`: fed name -> the place it is copied to, None for one that is read where it lies. `defaults`: (place,
+        value) of inputs that were not fed. `words`: (edge, layout number) in the order in which they are published.
         """
-        board = generation.board
-        self.signature = signature
+        board, places = generation.board, generation.places
         self.generation = generation
+        self._slot = slot
+        self._as_of = places.changes[slot]
+        edges = [generation.inputs[name] for name, place in inputs.items() if place is not None]
+        indices = [places.stamp_index(edge, slot) for edge in edges]
+        self._stamps = tuple((index, places.stamps[index]) for index in indices)
+        self._records = tuple(board.version_at(edge, slot, number) for edge, number in words if edge != START)
+        self._defaults = tuple(defaults)
         self.words = words
         copied = {name: place for name, place in inputs.items() if place is not None}
         self.copies = len(copied)
@@ -114,19 +133,13 @@ class SteadyRun:
         readers = {number: side.reader for number, side in generation.sides.items()}
         self._lasts = tuple((readers[b].words, readers[b].index(edge, slot)) for b, edge in generation.lasts)
         self._results: dict[str, tuple[memoryview, int, int, int, int, Array | None]] = {}
-        self._unwanted: list[tuple[memoryview, int, int, int, int]] = []
-        self._slot = slot
-        self._changes = generation.places.changes
-        self._as_of = self._changes[slot]
         self.complete = False
-        """Whether `results` may be asked for: every output that is wanted is copied from where it lay, or lies in its
-        target, and of the others none takes a block of an output pool, which somebody would have to give back."""
-        self._copies: list[Array] = []  # what is copied to be returned
-        self.returned_bytes = 0
+        """Whether `results` may be asked for: every output is copied from where it lay, or lies in its target."""
+        self.returned_copies = self.returned_bytes = 0
 
     def fits(self, feeds: Mapping[str, Any]) -> bool:
         """True if a feed of this signature goes where the last one went."""
-        if self._changes[self._slot] != self._as_of:
+        if self.generation.places.changes[self._slot] != self._as_of and not self._intact():
             return False
         for name, array in self._in_place:
             if array() is not feeds[name]:
@@ -134,8 +147,21 @@ class SteadyRun:
         # A large one is worth a look: perhaps it need not be copied.
         return not self._large or all(self.generation.reach.find(feeds[name]) is None for name in self._large)
 
-    def start(self, feeds: Mapping[str, Any], run: int) -> None:
-        """Copy the feed, publish, ring."""
+    def _intact(self) -> bool:
+        """Something of the slot has changed: whether nothing of this run did."""
+        places, words = self.generation.places, self.generation.board.words
+        if any(places.stamps[index] != stamp for index, stamp in self._stamps):
+            return False
+        if any(words[at] != version for at, version in self._records):
+            return False
+        self._as_of = places.changes[self._slot]
+        return True
+
+    def start(self, feeds: Mapping[str, Any], run: int, again: bool) -> None:
+        """Copy the feed, publish, ring. `again`: it was the slot's last run too, so defaults are where they were."""
+        if not again:
+            for place, default in self._defaults:
+                place[...] = default
         for name, place in self._copied:
             place[...] = feeds[name]
         base, words = run << 16, self.generation.board.words
@@ -159,42 +185,44 @@ class SteadyRun:
 
         `wanted` and `targets` are those of every run of this signature.
         """
-        reach = self.generation.reach
-        pooled = False
-        for name, (board, edge) in self.generation.outputs.items():
+        outputs, reach = self.generation.outputs, self.generation.reach
+        for name in dict.fromkeys(wanted):
+            if name not in outputs:
+                continue
+            board, edge = outputs[name]
             reader = self.generation.sides[board].reader
             number = number_of(reader.word(edge, slot))
             layout = reader.layout(edge, slot, number)
-            where = (reader.words, reader.index(edge, slot), number, *reader.version_at(edge, slot, number))
-            if name not in wanted:
-                pooled = pooled or layout.block is not None
-                self._unwanted.append(where)
-            elif layout.kind == TENSOR and layout.block is None:
+            if layout.kind == TENSOR and layout.block is None:
                 target = None if targets is None else targets.arrays.get(name)
                 in_place = target is not None and reach.find(target) == (layout.memory, layout.offset)
-                self._results[name] = (*where, None if in_place else self.generation.result(board, layout))
-        self._results = {name: self._results[name] for name in dict.fromkeys(wanted) if name in self._results}
-        self.complete = not pooled and list(self._results) == list(wanted)
-        self._copies = [known[5] for known in self._results.values() if known[5] is not None]
-        self.returned_bytes = sum(array.nbytes for array in self._copies)
+                array = None if in_place else self.generation.result(board, layout)
+                at, version = reader.version_at(edge, slot, number)
+                self._results[name] = (reader.words, reader.index(edge, slot), number, at, version, array)
+        # A large result that nobody asked for may come in a block of the output pool, which is to be given back.
+        unwanted = [
+            self.generation.sides[board].reader.layout(edge, slot, number_of(self._word(board, edge, slot))).nbytes
+            for name, (board, edge) in outputs.items()
+            if name not in wanted
+        ]
+        self.complete = list(self._results) == list(wanted) and max(unwanted, default=0) <= LARGE
+        copied = [known[5] for known in self._results.values() if known[5] is not None]
+        self.returned_copies, self.returned_bytes = len(copied), sum(array.nbytes for array in copied)
 
-    @property
-    def returned_copies(self) -> int:
-        """How many results are copied."""
-        return len(self._copies)
+    def _word(self, board: int, edge: int, slot: int) -> int:
+        return self.generation.sides[board].reader.word(edge, slot)
 
     def results(self, run: int, targets: Targets | None) -> list[Array] | None:
-        """All results, in order, copies or targets; None if an output does not lie where it lay."""
+        """All results, in order, copies or targets; None if one of them does not lie where it lay."""
         base = run << 16
-        for words, index, number, at, version, _ in self._results.values():
+        returned: list[Array] = []
+        for words, index, number, at, version, array in self._results.values():
             if words[index] != base | number or words[at] != version:
                 return None
-        for words, index, number, at, version in self._unwanted:
-            if words[index] != base | number or words[at] != version:
-                return None
+            if targets is None and array is not None:
+                returned.append(array.copy())
         if targets is None:
-            return [array.copy() for array in self._copies]
-        returned = []
+            return returned
         for name, known in self._results.items():
             target, array = targets.arrays.get(name), known[5]
             if target is None:

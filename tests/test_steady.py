@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
 from outrider.scheduler.runner import Runner
-from outrider.scheduler.steady import KNOWN, Signature
+from outrider.scheduler.steady import SIGNATURES, Signature
 from tests.builders import model, node, tensor
 
 pytestmark = pytest.mark.fast
@@ -138,7 +138,7 @@ def test_shapes_and_choices_of_outputs_may_come_in_turn(fleet: Fleet, monkeypatc
                 for name, result in zip(names or ["y", "z"], results, strict=True):
                     np.testing.assert_array_equal(result, made[name])
         assert len(general) == len(kinds)
-        for count in range(20, 20 + 2 * KNOWN):  # what was known is forgotten
+        for count in range(20, 20 + 2 * SIGNATURES):  # what was known is forgotten
             session.run(None, {"x": np.ones(count, np.float32)})
         general.clear()
         session.run(None, {"x": np.ones(5, np.float32)})
