@@ -475,7 +475,8 @@ class InferenceSession:
     def stats(self) -> dict[str, Any]:
         """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
 
-        - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there;
+        - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there
+          (in the steady state one of 17 is timed, and stands for the others);
         - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on;
         - `crossing`: {hop_seconds, byte_seconds}, measured on this machine, with a strategy that weighs them.
         """
