@@ -286,7 +286,7 @@ class LoadedSession:
         recorder.add("partition", f"partition {number}", start, int(ended * 1e9), args)
 
     def _serve(self, lane: Lane, run: int) -> float:
-        """Returns the time (of `monotonic`) before the rings, whose readers may take this one's core; 0 if not timed."""
+        """Returns the time (of `monotonic`) before the rings, whose readers may take this core; 0 if not timed."""
         lane.last = run
         rest = lane.rest
         begun = 0.0 if rest else monotonic()
