@@ -37,7 +37,7 @@ class Lane:
     def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
         self.partition = partition
         self.slot = slot
-        self.bells = tuple(bells)
+        self.bells = tuple(bell.fileno() for bell in bells)
         self.followers: list[Lane] = []
         self.last = 0
         self.layouts = 0
@@ -120,7 +120,10 @@ class LaneGroup:
 
 def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], object]) -> None:
     """Serve every lane that is ready or becomes so by that, one of the oldest run first each time."""
-    begun = [group for group in groups if group.words[group.start] >> 16 > group.ended]
+    begun: list[LaneGroup] = []
+    for group in groups:  # no comprehension: one costs a frame in each run
+        if group.words[group.start] >> 16 > group.ended:
+            begun.append(group)
     if len(begun) > 1:
         begun.sort(key=LaneGroup.run)
     for place, group in enumerate(begun):

@@ -205,7 +205,10 @@ class Runner:
         if void is not None:
             return void
         while True:
-            os.read(bell, 8)
+            try:
+                os.eventfd_read(bell)  # quicker than os.read, but a handled signal ends it
+            except InterruptedError:
+                continue
             void = steady.ended(run)
             if void is not None:
                 return void
