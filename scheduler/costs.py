@@ -99,7 +99,7 @@ def measured(costs: Costs, groups: Iterable[tuple[Sequence[int], float]]) -> Cos
 
 @lru_cache(maxsize=4096)
 def _size(dtype: str, shape: Shape) -> tuple[int, int, bool]:
-    """How many elements and bytes, at least, and whether that is exact. Strings, and what are no tensors, count a byte."""
+    """How many elements and bytes, at least, and whether that is exact. A string, or what is no tensor, is a byte."""
     dims = [dim for dim in shape or () if isinstance(dim, int)]
     count = math.prod(dims)
     exact = shape is not None and len(dims) == len(shape) and is_tensor(dtype)

@@ -556,7 +556,7 @@ def test_the_last_of_ones_own_before(owners: list[int], data: st.DataObject) -> 
     assert own_before(owners, edges) == expected
 
 
-# ------------------------------------------------------------------------------------------------- what a strategy wants
+# ------------------------------------------------------------------------------------------------ what a strategy wants
 
 
 def test_preferred_offers_go_before_earlier_providers_but_not_before_pins():
