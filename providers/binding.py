@@ -138,30 +138,26 @@ class BoundUnit:
         variants = self._bindings.pop(key, None)
         if variants is None:
             return None
-        now = self._places.changes[slot]
-        for one in variants:
-            if one.changes != now:
-                variants = self._brought_up_to_date(slot, variants)
-                break
-        if variants:
-            self._bindings[key] = variants
-        for one in variants:
-            if not one.blocks or all(self._pool.is_free(*block) for block in one.blocks):
+        self._bindings[key] = variants
+        for one in tuple(variants):
+            if one.blocks and not all(self._pool.is_free(*block) for block in one.blocks):
+                continue
+            if one.changes == self._places.changes[slot] or self._up_to_date(slot, one):
                 return one
+            variants.remove(one)
         return None
 
-    def _brought_up_to_date(self, slot: int, variants: Sequence[Binding]) -> list[Binding]:
-        """Those whose buffers have not moved, with new numbers for layouts whose numbers mean something else now."""
+    def _up_to_date(self, slot: int, binding: Binding) -> bool:
+        """False if a buffer has moved. Asks for new numbers of layouts whose numbers mean something else now."""
         stamps = self._places.stamps
-        kept = [one for one in variants if all(stamps[at] == stamp for at, stamp in one.stamps)]
-        for one in kept:
-            for port, placed in zip(self.outputs, one.placed, strict=True):
-                if placed is not None and self._board.words[placed.record[0]] != placed.record[1]:
-                    placed.number = self._places.number(port.edge, slot, placed.layout)
-                    placed.record = self._board.version_at(port.edge, slot, placed.number)
-        for one in kept:
-            one.changes = self._places.changes[slot]
-        return kept
+        if any(stamps[at] != stamp for at, stamp in binding.stamps):
+            return False
+        for port, placed in zip(self.outputs, binding.placed, strict=True):
+            if placed is not None and self._board.words[placed.record[0]] != placed.record[1]:
+                placed.number = self._places.number(port.edge, slot, placed.layout)
+                placed.record = self._board.version_at(port.edge, slot, placed.number)
+        binding.changes = self._places.changes[slot]
+        return True
 
     def _results(self, slot: int, binding: Binding, returned: Sequence[Any]) -> list[tuple[int, Any]]:
         if not self.outputs:  # nobody reads what it makes

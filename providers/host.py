@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -272,33 +272,45 @@ class LoadedSession:
             lane.steady.clear()  # its calls are made for one or the other
 
     def _serve_traced(self, lane: Lane, run: int) -> None:
-        number = lane.partition.number
+        recorder, number = self._recorder, lane.partition.number
+        assert recorder is not None
+        lane.failed = ""
+        lane.total()  # all that is traced is timed
+        start = monotonic_ns()
+        with self._trace.into(recorder):
+            ended = self._serve(lane, run)
         args: Args = {"partition": number, "run": run, "slot": lane.slot}
         args.update(session=self.session, generation=self.generation)
-        lane.failed = ""
-        with self._trace.into(self._recorder), timed(self._recorder, "partition", f"partition {number}", args):
-            self._serve(lane, run)
-            if lane.failed:
-                args["error"] = lane.failed
+        if lane.failed:
+            args["error"] = lane.failed
+        recorder.add("partition", f"partition {number}", start, int(ended * 1e9), args)
 
-    def _serve(self, lane: Lane, run: int) -> None:
+    def _serve(self, lane: Lane, run: int) -> float:
+        """Returns the time (of `monotonic`) before the rings, whose readers may take the core; 0 if not timed."""
         lane.last = run
-        begun = monotonic()
+        rest = lane.rest
+        begun = 0.0 if rest else monotonic()
+        steady: Steady | None = None
         try:
             steady = lane.steady.get(lane.layouts)
             if steady is not None and steady.fits():
                 steady.repeat(run)
             else:
+                steady = None
+                begun = begun or monotonic()
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
             number = lane.partition.number
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
-        ended = monotonic()
+        ended = monotonic() if begun else 0.0
         for bell in lane.bells:
-            bell.ring()
-        lane.runs += 1
-        lane.seconds += ended - begun
+            os.eventfd_write(bell, 1)
+        if begun:
+            lane.rest = lane.tally.add(ended - begun, steady is not None, rest)
+        else:
+            lane.rest = rest - 1
+        return ended
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""
@@ -332,8 +344,9 @@ class LoadedSession:
         totals: dict[int, list[float]] = {}
         for (number, _), lane in self._lanes.items():
             total = totals.setdefault(number, [number, 0, 0.0])
-            total[1] += lane.runs
-            total[2] += lane.seconds
+            runs, seconds = lane.total()
+            total[1] += runs
+            total[2] += seconds
         return {
             "bound": self.counters.bound,
             "copies": self.counters.copies,

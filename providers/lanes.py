@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.providers.steady import Steady
+from outrider.providers.tally import Tally
 from outrider.shm.board import STRONG_ORDER, fence, run_of
 from outrider.shm.doorbell import Doorbell
 
@@ -18,33 +19,40 @@ KEPT = 32  # repeatable runs of a lane
 class Lane:
     """A partition in one run slot: the words it waits for, the last run it served, and whom it rings afterwards.
 
-    The `runs` it served, failed ones too, took it `seconds`; `failed` says why one failed, for a trace.
+    `tally`: of the runs it served, failed ones too; `rest`: how many more need not be timed for it. `failed` says why a
+    run failed, for a trace.
 
-    `steady` holds what can be repeated, by the layout numbers of all inputs as one number: `layouts` is that of the run
-    that is ready.
+    `steady` holds what can be repeated, by the layout numbers of all inputs, and of all targets where there are any, as
+    one number: `layouts` is that of the run that is ready.
 
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
     """
 
     __slots__ = (
-        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "runs", "seconds", "failed",
-        "_first", "_others",
+        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "tally", "rest", "failed",
+        "_first", "_others", "_targets",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
         self.partition = partition
         self.slot = slot
-        self.bells = tuple(bells)
+        self.bells = tuple(bell.fileno() for bell in bells)
         self.followers: list[Lane] = []
         self.last = 0
         self.layouts = 0
-        self.runs = 0
-        self.seconds = 0.0
+        self.tally = Tally()
+        self.rest = 0
         self.failed = ""
         self.steady: dict[int, Steady] = {}
         self._first, *others = [(port.reader.words, port.reader.index(port.edge, slot)) for port in partition.inputs]
         self._others = tuple(others)
+        self._targets = partition.targets
+
+    def total(self) -> tuple[int, float]:
+        """(runs, seconds) served so far. The next run will be timed."""
+        rest, self.rest = self.rest, 0
+        return self.tally.total(rest)
 
     def ready(self) -> int:
         """The run to serve now, or 0."""
@@ -61,7 +69,7 @@ class Lane:
             layouts = layouts << 16 | word & 0xFFFF
         if not STRONG_ORDER:
             fence()
-        self.layouts = layouts
+        self.layouts = self._targets.joined(self.slot, layouts) if self._targets else layouts
         return run
 
     def keep(self, steady: Steady) -> None:
@@ -110,9 +118,12 @@ class LaneGroup:
         return True
 
 
-def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], None]) -> None:
+def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], object]) -> None:
     """Serve every lane that is ready or becomes so by that, one of the oldest run first each time."""
-    begun = [group for group in groups if group.words[group.start] >> 16 > group.ended]
+    begun: list[LaneGroup] = []
+    for group in groups:  # no comprehension: one costs a frame in each run
+        if group.words[group.start] >> 16 > group.ended:
+            begun.append(group)
     if len(begun) > 1:
         begun.sort(key=LaneGroup.run)
     for place, group in enumerate(begun):

@@ -33,18 +33,19 @@ class Steady:
         board: BoardWriter,
         places: Places,
         slot: int,
-        inputs: Sequence[tuple[BoardReader, int, int]],
+        read: Sequence[tuple[BoardReader, int, int]],
         calls: Sequence[Call],
         stamps: Sequence[tuple[int, int]],
         outputs: Sequence[tuple[int, int]],
         done: int,
     ) -> None:
-        """`inputs`: (reader, edge, layout number); `outputs`: (edge, layout number); `done` is published last.
+        """`read`: (reader, edge, layout number) of inputs and of what says where results are wanted; `outputs`: (edge,
+        layout number); `done` is published last.
 
         `stamps`: (index in `Places.stamps`, value) of the buffers that the calls write.
         """
         self._words = board.words
-        self._inputs = tuple((reader.words, *reader.version_at(edge, slot, number)) for reader, edge, number in inputs)
+        self._inputs = tuple((reader.words, *reader.version_at(edge, slot, number)) for reader, edge, number in read)
         self._calls = tuple((call, arguments) for _, call, arguments in calls)
         self._units = tuple(unit for unit, _, _ in calls)
         self._outputs = (*((board.index(edge, slot), number) for edge, number in outputs), (board.index(done, slot), 1))
@@ -56,7 +57,7 @@ class Steady:
         self._records = tuple(board.version_at(edge, slot, number) for edge, number in outputs)
 
     def fits(self) -> bool:
-        """True if a run whose inputs come under the same layout numbers finds everything as it was."""
+        """True if a run whose inputs and targets come under the same layout numbers finds everything as it was."""
         for words, at, version in self._inputs:
             if words[at] != version:
                 return False

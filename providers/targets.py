@@ -24,6 +24,19 @@ class Targets:
         self._reader = reader
         self._edges = tuple(edges.items())
 
+    def __bool__(self) -> bool:
+        return bool(self._edges)
+
+    def joined(self, slot: int, layouts: int) -> int:
+        """`layouts`, the layout numbers of a run's inputs as one number, with those of its targets."""
+        start = number_of(self._reader.word(START, slot))
+        layouts = layouts << 16 | start
+        if start != BOUND:
+            return layouts
+        for _, edge in self._edges:
+            layouts = layouts << 16 | number_of(self._reader.word(edge, slot))
+        return -layouts  # no number of a run without targets
+
     def of(self, slot: int, read: list[Read]) -> dict[str, Layout]:
         """Output name -> its target in the present run of a slot; adds the words it looked at to `read`.
 

@@ -91,6 +91,12 @@ class Generation:
     leases: tuple[Leases, ...]  # of all output pools
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
+    def sweep(self) -> None:
+        """Take back the memory of arrays that the caller has dropped."""
+        self.user.sweep()
+        for side in self.sides.values():
+            side.arrays.sweep()
+
     def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
         """The array that a layout of a worker's board describes; its contents change with each run."""
         dtype = numpy_dtype(BY_NUMBER[layout.dtype])

@@ -21,7 +21,7 @@ from outrider.scheduler.failures import error_of
 from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.monitor import Worker
 from outrider.scheduler.placement import Placer
-from outrider.scheduler.steady import Copies, SteadyRun
+from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.shm.board import run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -39,7 +39,7 @@ class Input:
     shape: tuple[int, ...]
     array: np.ndarray[Any, Any] | None
     number: int
-    default: bool  # it holds the model's own initializer
+    default: np.ndarray[Any, Any] | None = None  # the model's own initializer that it holds
 
 
 @dataclass(eq=False)
@@ -60,7 +60,8 @@ class Slot:
     feeds: Mapping[str, Any] | None = None
     targets: Targets | None = None
     words: Sequence[tuple[int, int]] = ()  # (edge of board 0, layout number)
-    steady: SteadyRun | None = None
+    steady: dict[Signature, SteadyRun] = field(default_factory=dict)
+    repeated: SteadyRun | None = None  # by the last run
     counters: Copies = field(default_factory=Copies)
 
 
@@ -122,7 +123,8 @@ class Replica:
         for slot in self.slots:
             slot.inputs.clear()
             slot.admissions.clear()
-            slot.steady = slot.feeds = slot.targets = None
+            slot.steady.clear()
+            slot.repeated = slot.feeds = slot.targets = None
             slot.pending = 0
         self.generation = None
 

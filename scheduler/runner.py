@@ -20,7 +20,7 @@ from outrider.scheduler.deploy import Generation
 from outrider.scheduler.inplace import Admission, Array, Targets, check_target, disjoint
 from outrider.scheduler.replica import Input, Replica, Slot
 from outrider.scheduler.slots import Slots
-from outrider.scheduler.steady import Copies, Signature, SteadyRun
+from outrider.scheduler.steady import SIGNATURES, Copies, Signature, SteadyRun
 from outrider.shm.board import ENCODED, NONE, VOID, Layout, number_of, run_of
 
 
@@ -81,20 +81,20 @@ class Runner:
         run = next(self._runs)
         for leases in generation.leases:
             leases.sweep()  # results that were dropped make room for this run's
-        steady = slot.steady
-        if (
-            steady is not None
-            and steady.signature is signature
-            and steady.generation is generation
-            and steady.fits(feeds)
-        ):
+        steady = None if signature is None else slot.steady.get(signature)
+        if steady is not None and steady.generation is generation and steady.fits(feeds):
             slot.words = steady.words
             slot.feeds, slot.targets = feeds, targets
             slot.pending = run
-            steady.start(feeds, run)
+            steady.start(feeds, run, slot.repeated is steady)
+            slot.repeated = steady
             slot.counters.add(steady.nbytes, steady.copies)
             return run
-        slot.steady = None
+        if slot.repeated is not None:
+            slot.repeated = None
+            for held in slot.inputs.values():
+                held.default = None  # what was repeated may have written there
+        generation.sweep()
         spans: list[tuple[int, int, int]] = []
         words = [
             (edge, self._write(generation, slot, name, edge, feeds, defaults, spans))
@@ -110,7 +110,7 @@ class Runner:
 
     def finish_steadily(self, slot: Slot, run: int) -> list[Any] | None:
         """Wait for a run that has begun; all outputs in order if it went like the last one of its slot, else None."""
-        steady = slot.steady
+        steady = slot.repeated
         if steady is None or not steady.complete or self._wait_steadily(slot, steady, run):
             return None
         results = steady.results(run, slot.targets)
@@ -136,7 +136,7 @@ class Runner:
         replica = slot.replica
         generation = replica.generation
         assert generation is not None
-        steady = slot.steady
+        steady = slot.repeated
         waited = waited or (steady is not None and steady.complete)  # in `finish_steadily`
         failed = self._wait(slot, run) if waited or steady is None else self._wait_steadily(slot, steady, run)
         slot.pending = 0
@@ -167,28 +167,36 @@ class Runner:
         slot.counters.runs += 1
         if steady is None and signature is not None:
             assert slot.feeds is not None
-            slot.steady = self._steady(generation, slot, slot.feeds, signature, wanted)
+            self._learn(generation, slot, slot.feeds, signature, wanted)
         slot.feeds = slot.targets = None
         return results
 
-    def _steady(
+    def _learn(
         self,
         generation: Generation,
         slot: Slot,
         feeds: Mapping[str, Any],
         signature: Signature,
         wanted: Sequence[str],
-    ) -> SteadyRun | None:
-        """What the run that has just ended can be repeated by; None if an input has no place of its own."""
+    ) -> None:
+        """Keep what the run that has just ended can be repeated by, unless an input has no place of its own."""
         fed: dict[str, Array | None] = {}
-        for name in feeds:
-            if name in generation.inputs:
-                if name not in slot.inputs:
-                    return None
-                fed[name] = slot.inputs[name].array
-        steady = SteadyRun(signature, generation, slot.index, feeds, fed, slot.words)
+        defaults: list[tuple[Array, Array]] = []
+        for name in generation.inputs:
+            held = slot.inputs.get(name)
+            if held is None:
+                return
+            if name in feeds:
+                fed[name] = held.array
+            else:
+                assert held.array is not None and held.default is not None
+                defaults.append((held.array, held.default))
+        steady = SteadyRun(generation, slot.index, feeds, fed, defaults, slot.words)
         steady.learn(slot.index, wanted, slot.targets)
-        return steady
+        slot.steady.pop(signature, None)
+        while len(slot.steady) >= SIGNATURES:
+            slot.steady.pop(next(iter(slot.steady)))
+        slot.steady[signature] = steady
 
     def _wait_steadily(self, slot: Slot, steady: SteadyRun, run: int) -> bool:
         """`_wait`, with nothing to look up. Only for a run that nobody has waited for: its rings are still to come."""
@@ -197,7 +205,10 @@ class Runner:
         if void is not None:
             return void
         while True:
-            os.read(bell, 8)
+            try:
+                os.eventfd_read(bell)  # quicker than os.read, but a handled signal ends it
+            except InterruptedError:
+                continue
             void = steady.ended(run)
             if void is not None:
                 return void
@@ -255,17 +266,17 @@ class Runner:
         there = None if default or not value.nbytes else generation.reach.find(value)
         if there is not None and slot.admissions.setdefault(name, Admission()).admits(there):
             number = places.elsewhere(edge, slot.index, code, value.dtype, value.shape, *there)
-            slot.inputs[name] = Input(value.dtype, value.shape, None, number, False)
+            slot.inputs[name] = Input(value.dtype, value.shape, None, number)
             spans.append((*there, value.nbytes))
             return number
         held = slot.inputs.get(name)
         if held is None or held.array is None or held.shape != value.shape or held.dtype != value.dtype:
             array, number = places.tensor(edge, slot.index, code, value.dtype, value.shape, name)
-            held = slot.inputs[name] = Input(value.dtype, value.shape, array, number, False)
-        if not (default and held.default):
+            held = slot.inputs[name] = Input(value.dtype, value.shape, array, number)
+        if not default or held.default is not value:
             assert held.array is not None
             np.copyto(held.array, value)
-            held.default = default
+            held.default = value if default else None
             slot.counters.add(value.nbytes)
         return held.number
 

@@ -41,7 +41,7 @@ from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
-from outrider.scheduler.steady import Signature
+from outrider.scheduler.steady import SIGNATURES, Signature
 from outrider.scheduler.strategy import replicas
 from outrider.scheduler.trace import Tracing, run_traced
 from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, timed_partitions
@@ -117,7 +117,7 @@ class InferenceSession:
             raise
         self._loaded: LoadedModel = self._runner.replicas[0].placer.loaded
         self._inputs = tuple(self._loaded.inputs)
-        self._signature: Signature | None = None
+        self._signatures: tuple[Signature, ...] = ()
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
 
@@ -254,12 +254,14 @@ class InferenceSession:
         self, output_names: Sequence[str] | None, feed: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Sequence[str], Signature | None]:
         """The feed in its final form, the outputs to return, and the signature of the feed if it has one."""
-        signature = self._signature
-        if output_names is None and signature is not None and signature.fits(feed):
-            return feed, self._outputs, signature
+        for known in self._signatures:
+            if known.fits(feed, output_names):
+                return feed, known.wanted, known
         feeds = check_feeds(self._inputs, self._loaded.defaults, feed, output_names, self._outputs)
         wanted = requested_outputs(output_names, self._outputs)
-        self._signature = signature = Signature.of(feeds) if output_names is None else None
+        signature = Signature.of(feeds, output_names, wanted)
+        if signature is not None:
+            self._signatures = (signature, *self._signatures[: SIGNATURES - 1])
         return feeds, wanted, signature
 
     def _run(
@@ -473,7 +475,8 @@ class InferenceSession:
     def stats(self) -> dict[str, Any]:
         """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
 
-        - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there;
+        - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there
+          (in the steady state one of 17 is timed, and stands for the others);
         - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on;
         - `crossing`: {hop_seconds, byte_seconds}, measured on this machine, with a strategy that weighs them.
         """

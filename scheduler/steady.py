@@ -1,9 +1,9 @@
-"""The steady state of the caller: a feed that looks like the last one goes to the same places under the same words.
+"""The steady state of the caller: a feed that looks like an earlier one goes to the same places under the same words.
 
 `Signature` says whether a feed looks like one that was checked before: same names, dtypes and shapes, so it need not be
 checked again. `SteadyRun` is what a slot's last run of a signature wrote, rang, waited for and read, with nothing left
-to look up. Whatever does not fit (strings, sequences, another shape, results in the output pool) takes the general way
-in `runner.py`.
+to look up. Whatever does not fit (strings, sequences, a new shape, results in the output pool) takes the general way in
+`runner.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.wire.messages import START
 from outrider.scheduler.deploy import Generation
 from outrider.scheduler.inplace import Array, Targets
 from outrider.shm.board import STRONG_ORDER, TENSOR, number_of
 
+SIGNATURES = 8  # kept by a session, and as steady runs by each slot
 LARGE = 64 << 10  # bytes: to look up where an array of this size lies costs far less than to copy it
 
 
@@ -38,26 +40,39 @@ class Copies:
 
 
 class Signature:
-    """Names, dtypes and shapes of a feed of plain arrays.
+    """Names, dtypes and shapes of a feed of plain arrays, and the outputs asked for.
 
-    Compared by identity: a session keeps its latest one for runs of all outputs, an IOBinding one for its own runs.
+    Compared by identity: a session keeps its latest ones, an IOBinding one for its own runs. `asked` are the names that
+    the caller gave, `wanted` the outputs to return.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("asked", "wanted", "_values")
 
-    def __init__(self, values: Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]]) -> None:
+    def __init__(
+        self,
+        values: Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]],
+        asked: Sequence[str] | None,
+        wanted: Sequence[str],
+    ) -> None:
+        self.asked = None if asked is None else tuple(asked)
+        self.wanted = tuple(wanted)
         self._values = tuple(values)
 
     @classmethod
-    def of(cls, feeds: Mapping[str, Any]) -> Signature | None:
+    def of(
+        cls, feeds: Mapping[str, Any], asked: Sequence[str] | None = None, wanted: Sequence[str] = ()
+    ) -> Signature | None:
         """The signature of a checked feed; None if a value is not a plain array of numbers."""
         if not STRONG_ORDER or not all(_plain(value) for value in feeds.values()):
             return None
-        return cls([(name, value.dtype, value.shape) for name, value in feeds.items()])
+        return cls([(name, value.dtype, value.shape) for name, value in feeds.items()], asked, wanted)
 
-    def fits(self, feed: Any) -> bool:
-        """True if `feed` is a dict with exactly these names, and arrays of exactly these dtypes and shapes."""
+    def fits(self, feed: Any, asked: Sequence[str] | None = None) -> bool:
+        """True if `feed` is a dict with exactly these names, arrays of exactly these dtypes and shapes, and `asked`
+        names the same outputs in a list or tuple."""
         if type(feed) is not dict or len(feed) != len(self._values):
+            return False
+        if asked is not self.asked and (type(asked) not in (list, tuple) or tuple(asked or ()) != self.asked):
             return False
         for name, dtype, shape in self._values:
             value = feed.get(name)
@@ -80,25 +95,32 @@ class SteadyRun:
     """
 
     __slots__ = (
-        "signature", "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "_copies",
-        "_copied", "_large", "_in_place", "_own", "_bells", "_lasts", "_results",
+        "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "returned_copies", "_copied",
+        "_defaults", "_large", "_in_place", "_own", "_bells", "_lasts", "_results", "_slot", "_as_of",
+        "_stamps", "_records",
     )  # fmt: skip
 
     def __init__(
         self,
-        signature: Signature,
         generation: Generation,
         slot: int,
         feeds: Mapping[str, Any],
         inputs: Mapping[str, Array | None],
+        defaults: Sequence[tuple[Array, Array]],
         words: Sequence[tuple[int, int]],
     ) -> None:
-        """`inputs`: fed name -> the place it is copied to, None for one that is read where it lies. `words`: (edge,
-        layout number) in the order in which they are published.
+        """`inputs`: fed name -> the place it is copied to, None for one that is read where it lies. `defaults`: (place,
+        value) of inputs that were not fed. `words`: (edge, layout number) in the order in which they are published.
         """
-        board = generation.board
-        self.signature = signature
+        board, places = generation.board, generation.places
         self.generation = generation
+        self._slot = slot
+        self._as_of = places.changes[slot]
+        edges = [generation.inputs[name] for name, place in inputs.items() if place is not None]
+        indices = [places.stamp_index(edge, slot) for edge in edges]
+        self._stamps = tuple((index, places.stamps[index]) for index in indices)
+        self._records = tuple(board.version_at(edge, slot, number) for edge, number in words if edge != START)
+        self._defaults = tuple(defaults)
         self.words = words
         copied = {name: place for name, place in inputs.items() if place is not None}
         self.copies = len(copied)
@@ -113,19 +135,33 @@ class SteadyRun:
         self._results: dict[str, tuple[memoryview, int, int, int, int, Array | None]] = {}
         self.complete = False
         """Whether `results` may be asked for: every output is copied from where it lay, or lies in its target."""
-        self._copies: list[Array] = []  # what is copied to be returned
-        self.returned_bytes = 0
+        self.returned_copies = self.returned_bytes = 0
 
     def fits(self, feeds: Mapping[str, Any]) -> bool:
         """True if a feed of this signature goes where the last one went."""
+        if self.generation.places.changes[self._slot] != self._as_of and not self._intact():
+            return False
         for name, array in self._in_place:
             if array() is not feeds[name]:
                 return False
         # A large one is worth a look: perhaps it need not be copied.
         return not self._large or all(self.generation.reach.find(feeds[name]) is None for name in self._large)
 
-    def start(self, feeds: Mapping[str, Any], run: int) -> None:
-        """Copy the feed, publish, ring."""
+    def _intact(self) -> bool:
+        """Something of the slot has changed: whether nothing of this run did."""
+        places, words = self.generation.places, self.generation.board.words
+        if any(places.stamps[index] != stamp for index, stamp in self._stamps):
+            return False
+        if any(words[at] != version for at, version in self._records):
+            return False
+        self._as_of = places.changes[self._slot]
+        return True
+
+    def start(self, feeds: Mapping[str, Any], run: int, again: bool) -> None:
+        """Copy the feed, publish, ring. `again`: it was the slot's last run too, so defaults are where they were."""
+        if not again:
+            for place, default in self._defaults:
+                place[...] = default
         for name, place in self._copied:
             place[...] = feeds[name]
         base, words = run << 16, self.generation.board.words
@@ -163,24 +199,30 @@ class SteadyRun:
                 array = None if in_place else self.generation.result(board, layout)
                 at, version = reader.version_at(edge, slot, number)
                 self._results[name] = (reader.words, reader.index(edge, slot), number, at, version, array)
-        self.complete = list(self._results) == list(wanted)
-        self._copies = [known[5] for known in self._results.values() if known[5] is not None]
-        self.returned_bytes = sum(array.nbytes for array in self._copies)
+        # A large result that nobody asked for may come in a block of the output pool, which is to be given back.
+        unwanted = [
+            self.generation.sides[board].reader.layout(edge, slot, number_of(self._word(board, edge, slot))).nbytes
+            for name, (board, edge) in outputs.items()
+            if name not in wanted
+        ]
+        self.complete = list(self._results) == list(wanted) and max(unwanted, default=0) <= LARGE
+        copied = [known[5] for known in self._results.values() if known[5] is not None]
+        self.returned_copies, self.returned_bytes = len(copied), sum(array.nbytes for array in copied)
 
-    @property
-    def returned_copies(self) -> int:
-        """How many results are copied."""
-        return len(self._copies)
+    def _word(self, board: int, edge: int, slot: int) -> int:
+        return self.generation.sides[board].reader.word(edge, slot)
 
     def results(self, run: int, targets: Targets | None) -> list[Array] | None:
         """All results, in order, copies or targets; None if one of them does not lie where it lay."""
         base = run << 16
-        for words, index, number, at, version, _ in self._results.values():
+        returned: list[Array] = []
+        for words, index, number, at, version, array in self._results.values():
             if words[index] != base | number or words[at] != version:
                 return None
+            if targets is None and array is not None:
+                returned.append(array.copy())
         if targets is None:
-            return [array.copy() for array in self._copies]
-        returned = []
+            return returned
         for name, known in self._results.items():
             target, array = targets.arrays.get(name), known[5]
             if target is None:

@@ -205,6 +205,8 @@ def test_inspect(folder, tmp_path):
     assert {(one["value"], one["from"], one["to"]) for one in document["transfers"]} == {
         ("x", "caller", "cpu"), ("y", "cpu", "caller"), ("z", "cpu", "caller"),
     }  # fmt: skip
+    code, out, _ = call(folder, "inspect", "model.onnx", "--providers", "cpu,cpu:1", "--strategy", "replicate")
+    assert (code, "2 replicas" in out) == (0, True)
 
 
 def test_doctor(folder):
@@ -232,6 +234,7 @@ BAD_USAGE = [
     (["run", "model.onnx", "--providers", "cuda:0"], "cuda:0"),
     (["run", "model.onnx", "--providers", "absent.py:Mine"], "absent.py"),
     (["run", "model.onnx", "--optimization", "fast"], "'basic'"),
+    (["run", "model.onnx", "--strategy", "fast"], "'pipeline'"),
     (["run", "model.onnx", "--pin", "rel=cpu"], "relu"),
     (["run", "model.onnx", "--pin", "relu"], "--pin relu"),
     (["run", "model.onnx", "--pin", "relu=null"], "null"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 from types import SimpleNamespace
@@ -12,6 +13,8 @@ import pytest
 
 from outrider.providers.lanes import KEPT, Lane, LaneGroup, serve_ready
 from outrider.providers.steady import Steady
+from outrider.providers.targets import Targets
+from outrider.providers.wire.messages import BOUND, START, UNBOUND
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions
 from outrider.shm.board import LAYOUTS_PER_EDGE, BoardReader, BoardWriter, number_of, run_of
 from outrider.shm.places import Places
@@ -116,7 +119,8 @@ class Boards:
         self.worker, self.outputs = self._board(2)
         self.reader = BoardReader(self.caller.segment, 3, 1, 1)
         ports = [SimpleNamespace(reader=self.reader, edge=edge) for edge in (1, 2)]
-        self.lane = Lane(SimpleNamespace(inputs=ports), 0, [])  # type: ignore[arg-type]
+        partition: Any = SimpleNamespace(inputs=ports, targets=Targets(self.reader, {}))
+        self.lane = Lane(partition, 0, [])
 
     @staticmethod
     def _board(edges: int) -> tuple[Places, BoardWriter]:
@@ -149,6 +153,7 @@ class Boards:
         return calls
 
     def kept(self) -> Steady | None:
+        self.lane.ready()
         steady = self.lane.steady.get(self.lane.layouts)
         return steady if steady is not None and steady.fits() else None
 
@@ -234,3 +239,30 @@ def test_a_worker_serves_runs_in_the_order_of_their_beginning(tmp_path: pathlib.
         assert log.read_text().split() == ["0.0", "1.0", "2.0"]
     finally:
         os.close(opened)
+
+
+def test_what_was_done_for_other_targets_is_not_repeated() -> None:
+    """One input, edge 1, and two results that may have targets, edges 2 and 3."""
+    fd = create_segment("board", 1 << 24)
+    writer = BoardWriter(Segment(fd, writable=True), 4, 1, 1)
+    reader = BoardReader(Segment(fd, writable=False), 4, 1, 1)
+    os.close(fd)
+    partition: Any = SimpleNamespace(
+        inputs=[SimpleNamespace(reader=reader, edge=1)], targets=Targets(reader, {"y": 2, "z": 3})
+    )
+    lane = Lane(partition, 0, [])
+    seen: dict[int, tuple[int, ...]] = {}
+    for run, numbers in enumerate(itertools.product((1, 2), (UNBOUND, BOUND), (1, 2), (1, 2)), 1):
+        given, start, *targets = numbers
+        if start == BOUND:
+            for edge, number in enumerate(targets, 2):
+                writer.publish(edge, 0, run, number)
+        writer.publish(START, 0, run, start)
+        assert not lane.ready()
+        writer.publish(1, 0, run, given)
+        assert lane.ready() == run
+        matters = numbers if start == BOUND else numbers[:2]
+        assert seen.setdefault(lane.layouts, matters) == matters
+        assert partition.targets.joined(0, 0) not in seen  # that of a void input
+        lane.last = run
+    assert len(seen) == 2 + 2 * 4

@@ -133,6 +133,14 @@ def test_elementwise_chain_runs_in_one_block() -> None:
         assert program.high == 4096
 
 
+def test_a_read_only_view_of_a_dying_value_is_written_over() -> None:
+    proto = model("""agraph (float[2, 3] x) => (float[2, 3] y) <int64[2] s = {2, 3}> {
+        a = Exp(x)  b = Expand(a, s)  c = Neg(b)  y = Abs(c) }""")
+    with compiled(proto) as (_, program, unit):
+        np.testing.assert_array_equal(Bound(program, unit, {"x": X[:2, :3]}).run()[0], np.exp(X[:2, :3]))
+        assert program.high == 64
+
+
 def test_memory_of_dead_values_is_used_again() -> None:
     steps = "  ".join(f"a{i + 1} = MatMul(a{i}, w)" for i in range(20))
     proto = model(f"""agraph (float[32, 32] x, float[32, 32] w) => (float[32, 32] y) {{

@@ -16,7 +16,7 @@ BUNDLED = {"@basic-pitch": "nmp.onnx"}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, --providers, --pin, --optimization."""
+    """MODEL, --providers, --pin, --optimization, --strategy."""
     parser.add_argument("model", metavar="MODEL", help="a .onnx file, or @basic-pitch for the bundled example")
     parser.add_argument(
         "--providers", default="cpu", metavar="LIST",
@@ -29,6 +29,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--optimization", default="all", metavar="LEVEL", help="none, basic or all (default: all)"
+    )  # fmt: skip
+    parser.add_argument(
+        "--strategy", default="priority", metavar="NAME",
+        help="priority, cost, pipeline or replicate (default: priority)",
     )  # fmt: skip
 
 
@@ -65,7 +69,8 @@ def open_session(args: argparse.Namespace) -> Any:
     """The session that the arguments describe."""
     from outrider.scheduler import InferenceSession, SessionOptions
 
-    options = SessionOptions(optimization=args.optimization, pins=parse_pairs("--pin", args.pin))
+    pins = parse_pairs("--pin", args.pin)
+    options = SessionOptions(optimization=args.optimization, strategy=args.strategy, pins=pins)
     path = model_path(args.model)
     with progress(f"starting workers and loading {os.path.basename(path)}"):
         return InferenceSession(path, providers=provider_list(args.providers), options=options)

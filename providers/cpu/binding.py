@@ -18,7 +18,7 @@ import numpy as np
 
 from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
-from outrider.providers.cpu.items import KNOWN, LATE, LATE_ITEM, Item
+from outrider.providers.cpu.items import LATE, LATE_ITEM, Item
 from outrider.providers.cpu.modes import immediate
 from outrider.providers.cpu.records import BOUND, Record
 from outrider.providers.wire.failures import fail
@@ -102,7 +102,7 @@ class Binding:
         """The state of a value; constants are read when first asked for."""
         item = self.items.get(number)
         if item is None:
-            item = self.items[number] = Item(KNOWN, self.code.constant(number), shared=True)
+            item = self.items[number] = self.code.constant(number)
         return item
 
     @cached_property

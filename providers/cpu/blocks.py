@@ -18,6 +18,7 @@ import numpy as np
 
 from outrider.providers.contract import ClaimBrokenError, Node, Trace, Value
 from outrider.providers.cpu.claims import serve
+from outrider.providers.cpu.items import KNOWN, Item
 from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
 from outrider.providers.wire.graph import Graph
 
@@ -81,6 +82,7 @@ class Code:
         self.packed: dict[tuple[Op, str, int], Any] = {}
         self.high = 0  # bytes of scratch memory that its bindings need, bodies included
         self._constants: dict[int, tuple[Mapping[str, Any], str]] = {}
+        self._items: dict[int, Item] = {}
         self._outer = constants
         scope: dict[str, int] = {}
         formals = [self._define(scope, value.name) for value in inputs]
@@ -95,10 +97,13 @@ class Code:
         """True for a number that names a constant of the unit or of a body."""
         return number in self._constants
 
-    def constant(self, number: int) -> Any:
-        """The read-only array of a constant, read when asked for."""
-        mapping, name = self._constants[number]
-        return mapping[name]
+    def constant(self, number: int) -> Item:
+        """The state of a constant, whose read-only array is read when first asked for."""
+        item = self._items.get(number)
+        if item is None:
+            mapping, name = self._constants[number]
+            item = self._items[number] = Item(KNOWN, mapping[name], shared=True)
+        return item
 
     # Building --------------------------------------------------------------------------------------------------------
     def _define(self, scope: dict[str, int], name: str) -> int:

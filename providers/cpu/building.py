@@ -50,7 +50,7 @@ class Builder:
         """The state of a value; constants are read when first asked for."""
         item = self.items.get(number)
         if item is None:
-            item = self.items[number] = Item(KNOWN, self.code.constant(number), shared=True)
+            item = self.items[number] = self.code.constant(number)
         return item
 
     def target(self, number: int) -> int | None:
@@ -72,10 +72,13 @@ class Builder:
         """Memory for one attempt to bind an op. `before`: its record in an earlier binding, if there is one."""
         raise NotImplementedError
 
+    def inputs(self, op: Op) -> list[Item | None]:
+        """The states of an op's inputs, None where one is omitted."""
+        return [None if number == ABSENT else self.item(number) for number in op.inputs]
+
     # One op ----------------------------------------------------------------------------------------------------------
-    def fold(self, op: Op) -> Record:
+    def fold(self, op: Op, items: Sequence[Item | None]) -> Record:
         """Execute an op whose inputs are known; once per unit where they are the same for every signature."""
-        items = self._items(op)
         shared = all(item is None or item.shared for item in items)
         results = self.code.folded.get(op) if shared else None
         if results is None:
@@ -89,13 +92,12 @@ class Builder:
         makes.pop(ABSENT, None)
         return Record(FOLDED, op, op.reads, makes)
 
-    def bind(self, op: Op, before: Record | None) -> Record | None:
+    def bind(self, op: Op, items: Sequence[Item | None], before: Record | None) -> Record | None:
         """Bind an op whose inputs have fixed addresses; None when it has to be bound in the run after all."""
         assert op.kernel is not None
         # A kernel may find out that it is dynamic after it asked for an output. A place cannot be given back, so where
         # one will be asked for, a first attempt takes ordinary memory.
-        attempts = (False, True) if any(number in self.targets for number in op.outputs) else (True,)
-        items = self._items(op)
+        attempts = (True,) if self.targets.keys().isdisjoint(op.outputs) else (False, True)
         for final in attempts:
             memory = self.memory(before)
             mode = BoundMode(self, op, items, memory, final)
@@ -125,9 +127,6 @@ class Builder:
             late = LateKernel(op, [None if number == ABSENT else self.keep(number) for number in op.inputs])
         makes = {number: LATE_ITEM for number in op.outputs if number != ABSENT}
         return Record(UNBOUND, op, op.reads, makes, late=late)
-
-    def _items(self, op: Op) -> list[Item | None]:
-        return [None if number == ABSENT else self.item(number) for number in op.inputs]
 
     # All of it -------------------------------------------------------------------------------------------------------
     def binding(self, plan: Plan, records: Sequence[Record]) -> Binding:

@@ -110,7 +110,8 @@ class BoundMode(Bind):
         if root is None:
             return self.out(i, x.shape, kind)
         scratch = self.binder.region.scratch
-        array = scratch.array(address_of(x) - scratch.base, kind, x.shape)
+        same = x.dtype == kind and x.flags.writeable
+        array = x if same else scratch.array(address_of(x) - scratch.base, kind, x.shape)
         self.made[i] = Item(FIXED, array, root)
         return array
 
@@ -121,12 +122,10 @@ class BoundMode(Bind):
         root, x = item.root, item.value
         if root is None or root in self.reused or kind.itemsize != x.dtype.itemsize or not x.flags.c_contiguous:
             return None
-        mine = [other for other in self.items if other is not None and other.root is root]
-        if not self.memory.dies(len(self.reused), root, len(mine)):
-            return None
-        if not all(_same_memory(other.value, x) for other in mine):
-            return None
-        return root
+        mine = [other.value for other in self.items if other is not None and other.root is root]
+        if self.memory.dies(len(self.reused), root, len(mine)) and all(_same_memory(other, x) for other in mine):
+            return root
+        return None
 
     def view(self, i: int, array: np.ndarray) -> None:
         self.made[i] = Item(FIXED, array, self._root_of(array))
@@ -222,7 +221,7 @@ def _value_name(op: Op, i: int) -> str:
 
 
 def _same_memory(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and a.strides == b.strides and address_of(a) == address_of(b)
+    return a is b or (a.shape == b.shape and a.strides == b.strides and address_of(a) == address_of(b))
 
 
 def _packed(

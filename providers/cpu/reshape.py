@@ -84,7 +84,7 @@ class _Reshaping(Builder):
         op = before.op
         assert op is not None
         if before.kind == FOLDED:
-            return self.fold(op)
+            return self.fold(op, self.inputs(op))
         if before.kind == UNBOUND:
             return self.unbound(op, before)
         if before.kind == ALIAS:
@@ -93,7 +93,7 @@ class _Reshaping(Builder):
             if branch_of(op, self.item(before.reads[0]).value) is not before.branch:
                 raise Misfit(f"{op.origin.name} takes the other branch now")
             return before
-        record = self.bind(op, before)
+        record = self.bind(op, self.inputs(op), before)
         if record is None:
             raise Misfit(f"{op.origin.name} is bound in the run now")
         return record

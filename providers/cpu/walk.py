@@ -21,7 +21,6 @@ from outrider.providers.cpu.conditions import branch_of
 from outrider.providers.cpu.growth import room
 from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item, Root, plain
 from outrider.providers.cpu.records import ALIAS, BOUND, CHOSEN, STAGED, UNBOUND, Record, Taken
-from outrider.shm.segment import address_of
 
 _FOREVER = 1 << 60
 
@@ -118,12 +117,13 @@ class Walk(Builder):
 
     def _kernel(self, op: Op) -> None:
         assert op.kernel is not None
-        items = [self.item(number) for number in op.reads]
+        items = self.inputs(op)
+        given = [item for item in items if item is not None]
         record: Record | None = None
-        if op.deterministic and all(item.state == KNOWN for item in items):
-            record = self.fold(op)
-        elif all(plain(item) for item in items):
-            record = self.bind(op, self._before.get(op))
+        if op.deterministic and all(item.state == KNOWN for item in given):
+            record = self.fold(op, items)
+        elif all(plain(item) for item in given):
+            record = self.bind(op, items, self._before.get(op))
         self._add(op, record or self.unbound(op, None))
 
     def _add(self, op: Op, record: Record) -> None:
@@ -173,7 +173,7 @@ class Planned:
             earlier = self._before[len(self.taken)]
             change = max(earlier.change, abs(asked - earlier.asked))
         array, offset, nbytes = self._region.allocate(value, shape, kind, room(asked, change))
-        root = Root(offset, address_of(array), nbytes)
+        root = Root(offset, self._region.scratch.base + offset, nbytes)
         self.taken.append(Taken(root, asked, change))
         return array, root
 

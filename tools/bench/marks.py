@@ -30,13 +30,12 @@ class Point:
     after: str | None = None
 
 
-_SHARED = (Point("os:read", after=WOKEN),)
+_SHARED = (Point("os:eventfd_read", after=WOKEN), Point("os:eventfd_write", RUNG, "rung"))
 CALLER_POINTS = (
     *_SHARED,
     Point("outrider.scheduler.steady:Signature.fits", "session found open", "feed checked"),
     Point("outrider.scheduler.slots:Slots.take", after="slot taken"),
     Point("outrider.scheduler.steady:SteadyRun.start", "run begun"),
-    Point("os:eventfd_write", RUNG, "rung"),
     Point("outrider.scheduler.steady:SteadyRun.ended", after="words read"),
     Point("outrider.scheduler.steady:SteadyRun.results", after="results copied"),
     Point("outrider.scheduler.slots:Slots.give", "run ended", "slot given back"),
@@ -44,7 +43,6 @@ CALLER_POINTS = (
 WORKER_POINTS = (
     *_SHARED,
     Point("outrider.providers.steady:Steady.fits", "lane found ready", "layouts compared"),
-    Point("outrider.shm.doorbell:Doorbell.ring", RUNG, "rung"),
 )
 
 

@@ -31,6 +31,8 @@ def _target(b: Bind, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray
 
 def _shape(b: Bind) -> tuple[int, ...]:
     shapes = [b.array(i).shape for i in range(len(b.inputs))]
+    if shapes.count(shapes[0]) == len(shapes):
+        return shapes[0]
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

@@ -21,6 +21,8 @@ So one function serves both modes, and rules keep it honest:
 - never `x.reshape(...)` an input at bind time: it may copy and freeze stale data. Use `b.reshaped(x, shape)`;
 - a step writes only to arrays that `out`, `reuse` or `scratch` gave; inputs are read-only;
 - results have exactly the shape and dtype ONNX says; outputs beyond `b.outputs` are not asked for;
+- the same inputs (shapes, dtypes, addresses, contents where known) give the same steps, and steps keep nothing from run
+  to run: what a node gave is used again while its inputs are the same (random operators: `deterministic=False`);
 - strides of inputs must not show in the bits of results: where a routine depends on them, use `b.contiguous(x)`.
 
 `parse` is called with the node when it is claimed and again when it is bound, so what is claimed can be compiled; it

@@ -21,7 +21,7 @@ def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     left, right = (1,) + a if len(a) == 1 else a, b + (1,) if len(b) == 1 else b
     if not a or not b or left[-1] != right[-2]:
         raise ValueError(f"shapes {list(a)} and {list(b)} have no matrix product")
-    batch = np.broadcast_shapes(left[:-2], right[:-2])
+    batch = left[:-2] if right[:-2] in ((), left[:-2]) else np.broadcast_shapes(left[:-2], right[:-2])
     return batch + left[-2 : -1 if len(a) > 1 else -2] + (right[-1:] if len(b) > 1 else ())
 
 

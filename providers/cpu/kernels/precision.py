@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from outrider.providers.cpu.kernels.frame import Bind
 _HALVES = ("float16", "bfloat16")
 
 
+@cache  # the name of a dtype is slow
 def wide(dtype: Any) -> np.dtype[Any]:
     """The dtype to compute in: float32 for float16 and bfloat16, else the dtype itself."""
     given = np.dtype(dtype)

@@ -112,7 +112,7 @@ def scalar(b: Bind, x: np.ndarray) -> np.ndarray:
 
 def ints(value: Any) -> list[int]:
     """An attribute or constant of integers as a list; one number counts as a list of one."""
-    return [int(v) for v in np.asarray(value).reshape(-1)]
+    return [int(v) for v in np.asarray(value).reshape(-1).tolist()]
 
 
 def refuse(node: Node, *names: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,11 +43,11 @@ def reshape_target(x_shape: Sequence[int], wanted: Sequence[int], allowzero: boo
                 if i >= len(x_shape):
                     raise ValueError(f"Reshape {node.name}: 0 at {i} names no dimension of {tuple(x_shape)}")
                 target[i] = x_shape[i]
-    count = int(np.prod(x_shape, dtype=np.int64))
+    count = math.prod(x_shape)
     if target.count(-1) == 1:
-        rest = int(np.prod([d for d in target if d != -1], dtype=np.int64))
+        rest = math.prod(d for d in target if d != -1)
         target[target.index(-1)] = count // rest if rest else 0
-    if min(target, default=0) < 0 or int(np.prod(target, dtype=np.int64)) != count:
+    if min(target, default=0) < 0 or math.prod(target) != count:
         raise ValueError(f"Reshape {node.name}: {tuple(x_shape)} does not fit {tuple(wanted)}")
     return tuple(target)
 
@@ -66,8 +67,7 @@ def flatten(b: Bind, p: int) -> None:
     cut = p + x.ndim if p < 0 else p
     if not 0 <= cut <= x.ndim:
         raise ValueError(f"Flatten {b.node.name}: axis {p} is out of range for rank {x.ndim}")
-    rows = int(np.prod(x.shape[:cut], dtype=np.int64))
-    reshape_into(b, 0, x, (rows, int(np.prod(x.shape[cut:], dtype=np.int64))))
+    reshape_into(b, 0, x, (math.prod(x.shape[:cut]), math.prod(x.shape[cut:])))
 
 
 @kernel("Squeeze", parse=parse_axes)
