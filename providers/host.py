@@ -286,14 +286,14 @@ class LoadedSession:
         recorder.add("partition", f"partition {number}", start, int(ended * 1e9), args)
 
     def _serve(self, lane: Lane, run: int) -> float:
-        """Returns the time (of `monotonic`) before the rings, whose readers may take this one's core; 0 if not timed."""
+        """Returns the time (of `monotonic`) before the rings, whose readers may take the core; 0 if not timed."""
         lane.last = run
         rest = lane.rest
         begun = 0.0 if rest else monotonic()
         steady: Steady | None = None
         try:
             steady = lane.steady.get(lane.layouts)
-            if steady is not None and steady.fits(run):
+            if steady is not None and steady.fits():
                 steady.repeat(run)
             else:
                 steady = None
@@ -327,9 +327,8 @@ class LoadedSession:
         # A later unit may have moved the buffer of an earlier one: a run in which nothing changed is kept.
         if outcome.calls is not None and STRONG_ORDER and changes == self._places.changes[slot]:
             done = partition.done
-            read, inputs = outcome.read, len(partition.inputs)
             lane.keep(
-                Steady(board, self._places, slot, read, inputs, outcome.calls, outcome.stamps, outcome.published, done)
+                Steady(board, self._places, slot, outcome.read, outcome.calls, outcome.stamps, outcome.published, done)
             )
 
     def _void(self, lane: Lane, run: int, why: str) -> None:
