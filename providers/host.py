@@ -293,7 +293,7 @@ class LoadedSession:
         steady: Steady | None = None
         try:
             steady = lane.steady.get(lane.layouts)
-            if steady is not None and steady.fits(run):
+            if steady is not None and steady.fits():
                 steady.repeat(run)
             else:
                 steady = None
@@ -327,9 +327,8 @@ class LoadedSession:
         # A later unit may have moved the buffer of an earlier one: a run in which nothing changed is kept.
         if outcome.calls is not None and STRONG_ORDER and changes == self._places.changes[slot]:
             done = partition.done
-            read, inputs = outcome.read, len(partition.inputs)
             lane.keep(
-                Steady(board, self._places, slot, read, inputs, outcome.calls, outcome.stamps, outcome.published, done)
+                Steady(board, self._places, slot, outcome.read, outcome.calls, outcome.stamps, outcome.published, done)
             )
 
     def _void(self, lane: Lane, run: int, why: str) -> None:

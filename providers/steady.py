@@ -24,7 +24,7 @@ class Steady:
     """A run of one lane, ready to be repeated. Only where stores keep their order (`STRONG_ORDER`)."""
 
     __slots__ = (
-        "_words", "_inputs", "_told", "_calls", "_units", "_outputs",
+        "_words", "_inputs", "_calls", "_units", "_outputs",
         "_slot", "_changes", "_as_of", "_stamps", "_buffers", "_records",
     )  # fmt: skip
 
@@ -34,20 +34,18 @@ class Steady:
         places: Places,
         slot: int,
         read: Sequence[tuple[BoardReader, int, int]],
-        inputs: int,
         calls: Sequence[Call],
         stamps: Sequence[tuple[int, int]],
         outputs: Sequence[tuple[int, int]],
         done: int,
     ) -> None:
-        """`read`: (reader, edge, layout number), first those of the lane's inputs, so many, then those that say where
-        results are wanted; `outputs`: (edge, layout number); `done` is published last.
+        """`read`: (reader, edge, layout number) of inputs and of what says where results are wanted; `outputs`: (edge,
+        layout number); `done` is published last.
 
         `stamps`: (index in `Places.stamps`, value) of the buffers that the calls write.
         """
         self._words = board.words
         self._inputs = tuple((reader.words, *reader.version_at(edge, slot, number)) for reader, edge, number in read)
-        self._told = tuple((reader.words, reader.index(edge, slot), number) for reader, edge, number in read[inputs:])
         self._calls = tuple((call, arguments) for _, call, arguments in calls)
         self._units = tuple(unit for unit, _, _ in calls)
         self._outputs = (*((board.index(edge, slot), number) for edge, number in outputs), (board.index(done, slot), 1))
@@ -58,12 +56,8 @@ class Steady:
         self._buffers = tuple(stamps)
         self._records = tuple(board.version_at(edge, slot, number) for edge, number in outputs)
 
-    def fits(self, run: int) -> bool:
-        """True if `run`, whose inputs come under the same layout numbers, finds everything as it was."""
-        base = run << 16
-        for words, index, number in self._told:
-            if words[index] != base | number:
-                return False
+    def fits(self) -> bool:
+        """True if a run whose inputs and targets come under the same layout numbers finds everything as it was."""
         for words, at, version in self._inputs:
             if words[at] != version:
                 return False

@@ -149,12 +149,13 @@ class Boards:
 
         unit: Any = None
         stamps = [(at, self.worker.stamps[at])]
-        self.lane.keep(Steady(self.outputs, self.worker, 0, read, 2, [(unit, call, [])], stamps, [(0, number)], done=1))
+        self.lane.keep(Steady(self.outputs, self.worker, 0, read, [(unit, call, [])], stamps, [(0, number)], done=1))
         return calls
 
     def kept(self) -> Steady | None:
+        self.lane.ready()
         steady = self.lane.steady.get(self.lane.layouts)
-        return steady if steady is not None and steady.fits(self.lane.ready()) else None
+        return steady if steady is not None and steady.fits() else None
 
 
 def test_what_was_done_for_each_combination_of_layouts_is_repeated() -> None:

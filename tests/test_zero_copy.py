@@ -155,6 +155,21 @@ def test_memory_of_the_process_serves_every_session(fleet: Fleet) -> None:
     assert process_memory().segment.offset_of(mine) is not None
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_arrays_of_one_form_take_turns(fleet: Fleet, size: int) -> None:
+    """All have one signature; some are read where they lie, some copied."""
+    with split(fleet, max_in_flight=1) as session:
+        arrays = [session.empty("x", [size]), session.empty("x", [size]), np.empty(size, np.float32)]
+        for step, which in enumerate([0, 0, 0, 1, 1, 0, 1, 2, 2, 2, 0, 2, 1, 1, 1]):
+            x = arrays[which]
+            x[...] = step
+            results: list[np.ndarray] = []
+            count = copies(session, lambda: results.extend(session.run(None, {"x": x})))  # noqa: B023
+            assert [(one == value).all() for one, value in zip(results, (-step, step + 2, step), strict=True)]
+            if size == LARGE:
+                assert count == 1 + (which == 2)  # v, which the other worker reads too
+
+
 def test_a_caller_with_ever_new_arrays_gets_right_answers(fleet: Fleet) -> None:
     with split(fleet, max_in_flight=1) as session:
         ring = [session.empty("x", [LARGE]) for _ in range(PLACES + 6)]
