@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from outrider.providers.wire.dtypes import is_tensor, storage_bytes
-from outrider.providers.wire.graph import Graph, Node, Value
+from outrider.providers.wire.graph import Graph, Node, Shape, Value
 
 FLOPS = 2e10  # floating point operations per second
 BYTES = 8e9  # bytes per second
@@ -49,10 +50,8 @@ class Costs:
 
 def value_bytes(value: Value) -> int | None:
     """Bytes of a tensor whose shape is static; None otherwise."""
-    count, exact = _elements(value)
-    if not exact or value.dtype == "string" or not is_tensor(value.dtype):
-        return None
-    return storage_bytes(value.dtype, count)
+    _, nbytes, exact = _size(value.dtype, value.shape)
+    return nbytes if exact and value.dtype != "string" else None
 
 
 def estimate(graph: Graph, crossing: Crossing) -> Costs:
@@ -73,12 +72,12 @@ def node_cost(node: Node) -> NodeCost:
         return NodeCost(0.0, True)
     if node.domain in ("", "ai.onnx") and node.op_type in _VIEWS:
         return NodeCost(CALL, True)
-    given = [value for value in (*node.inputs, *node.outputs) if value.name]
     moved, exact = 0, True
-    for value in given:
-        count, known = _elements(value)
-        exact = exact and known and is_tensor(value.dtype)
-        moved += storage_bytes(value.dtype, count) if is_tensor(value.dtype) and value.dtype != "string" else count
+    for value in (*node.inputs, *node.outputs):
+        if value.name:
+            _, nbytes, known = _size(value.dtype, value.shape)
+            moved += nbytes
+            exact = exact and known
     operations, counted = _operations(node)
     return NodeCost(CALL + max(moved / BYTES, operations / FLOPS), exact and counted)
 
@@ -98,12 +97,19 @@ def measured(costs: Costs, groups: Iterable[tuple[Sequence[int], float]]) -> Cos
     return Costs(nodes, costs.nbytes, costs.crossing)
 
 
+@lru_cache(maxsize=4096)
+def _size(dtype: str, shape: Shape) -> tuple[int, int, bool]:
+    """How many elements and bytes, at least, and whether that is exact. A string, or what is no tensor, is a byte."""
+    dims = [dim for dim in shape or () if isinstance(dim, int)]
+    count = math.prod(dims)
+    exact = shape is not None and len(dims) == len(shape) and is_tensor(dtype)
+    return count, storage_bytes(dtype, count) if is_tensor(dtype) and dtype != "string" else count, exact
+
+
 def _elements(value: Value) -> tuple[int, bool]:
     """How many elements, at least, and whether that is exact."""
-    if value.shape is None:
-        return 1, False
-    dims = [dim for dim in value.shape if isinstance(dim, int)]
-    return math.prod(dims), len(dims) == len(value.shape)
+    count, _, exact = _size(value.dtype, value.shape)
+    return count, exact
 
 
 def _operations(node: Node) -> tuple[int, bool]:

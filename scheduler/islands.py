@@ -52,19 +52,19 @@ def plan_by_cost(
     made = make(())
     held = set(pinned)
     for _ in range(ATTEMPTS):
-        sea = _Sea(made, nodes, offers, held, costs)
-        before = sea.seconds(len(made.partitions))
-        moves = [move for _ in range(SWEEPS) for move in sea.sweep()]
+        islands = _Islands(made, nodes, offers, held, costs)
+        before = islands.seconds(len(made.partitions))
+        moves = [move for _ in range(SWEEPS) for move in islands.sweep()]
         if not moves:
             break
-        better = make({offer for offer in sea.used if offer >= 0})
+        better = make({offer for offer in islands.used if offer >= 0})
         astray = [
             position
             for position, node in enumerate(nodes)
-            if not node.constant and better.owner[position] != sea.owner[position]
+            if not node.constant and better.owner[position] != islands.owner[position]
         ]
         if not astray:  # else some claims would wait for each other where they are now
-            if sea.seconds(len(better.partitions)) >= before:
+            if islands.seconds(len(better.partitions)) >= before:
                 break
             return better, _final(moves, made, better)
         held.update(astray)
@@ -81,7 +81,7 @@ def _final(moves: Sequence[Move], made: Plan, better: Plan) -> list[Move]:
     ]
 
 
-class _Sea:
+class _Islands:
     """The islands of a plan while they move: owners of nodes, and the blocks (partitions) that they form."""
 
     def __init__(

@@ -36,8 +36,9 @@ def render(report: PlacementReport, title: str) -> str:
             (one.name, one.state + (f": {one.reason}" if one.reason else ""), one.nodes, one.weight_bytes)
             for one in report.providers
         ]),
-        _table("Partitions", ("partition", "provider", "nodes", "weight bytes", "names"), [
-            (one.id, one.provider, len(one.nodes), one.weight_bytes, ", ".join(one.nodes)) for one in report.partitions
+        _table("Partitions", ("partition", "replica", "provider", "nodes", "weight bytes", "names"), [
+            (one.id, one.replica, one.provider, len(one.nodes), one.weight_bytes, ", ".join(one.nodes))
+            for one in report.partitions
         ]),
         _table("Transfers", ("value", "from", "to", "bytes"), [
             (one.value, one.source, one.target, "not known" if one.nbytes is None else one.nbytes)

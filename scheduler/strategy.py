@@ -108,7 +108,8 @@ def _by_cost(question: Question, costs: Costs) -> Decision:
             f"{question.workers[taker].name}: {hops} hops and {nbytes} crossing bytes less, an estimated "
             f"{gain * MICRO:.1f} µs a run"
         )
-    bounds = sum(not cost.exact for cost in costs.nodes)
+    told = {position for offer in question.offers if offer.cost is not None for position in offer.nodes}
+    bounds = sum(not cost.exact for position, cost in enumerate(costs.nodes) if position not in told)
     if bounds:
         notes.append(
             f"by cost: {bounds} of {len(costs.nodes)} nodes have a cost with an unknown part and stay where they are; "

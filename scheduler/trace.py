@@ -244,7 +244,7 @@ class _Member:
     def name(self) -> str:
         """As the trace shows it."""
         again = "" if self.incarnation == 1 else f", start {self.incarnation}"
-        return f"{self.worker.name} (worker {self.pid}{again})"
+        return f"{self.worker.name} (worker{again})"
 
 
 class SessionTrace:

@@ -15,7 +15,7 @@ from outrider.providers.binding import LEASE_BYTES, BoundUnit, Counters, OutputP
 from outrider.providers.contract import Place, Program, Run, Unit
 from outrider.providers.wire.graph import Node, Value
 from outrider.providers.wire.spans import Trace
-from outrider.shm.board import BoardReader, BoardWriter
+from outrider.shm.board import LAYOUTS_PER_EDGE, BoardReader, BoardWriter
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment, create_segment
@@ -111,3 +111,19 @@ def test_shapes_that_come_back_are_bound_once() -> None:
         for x in inputs:
             bench.run(x)
     assert bench.counters.bound == len(inputs)
+
+
+def test_a_number_that_is_taken_from_a_binding_of_the_same_inputs_is_missed() -> None:
+    """Two blocks hold the same result in turn. When both are free, the number of block 1 has been taken and that of
+    block 0 is the next to be: numbering the one anew must not leave the other with a number that is gone."""
+    bench = Bench()
+    large, alike = (np.arange(LEASE_BYTES + 1, dtype=np.uint8) & 31 for _ in range(2))
+    assert (bench.run(large), bench.run(large)) == (0, 1)
+    bench.released[0] += 1
+    assert bench.run(alike) == 0  # bound anew to the same place: its number is the younger one now
+    for size in range(1, LAYOUTS_PER_EDGE):
+        bench.run(np.arange(size, dtype=np.uint8) & 31)
+    bench.released[0] += 1
+    bench.released[1] += 1
+    assert (bench.run(large), bench.run(large)) == (0, 1)
+    assert bench.counters.bound == 3 + LAYOUTS_PER_EDGE - 1

@@ -554,3 +554,14 @@ def test_the_last_of_ones_own_before(owners: list[int], data: st.DataObject) -> 
                 reaches[vertex] |= {before} | reaches[before]
     expected = [max((a for a in reaches[v] if owners[a] == owner), default=-1) for v, owner in enumerate(owners)]
     assert own_before(owners, edges) == expected
+
+
+# ------------------------------------------------------------------------------------------------ what a strategy wants
+
+
+def test_preferred_offers_go_before_earlier_providers_but_not_before_pins():
+    nodes = [node("a", "x"), node("b", "a"), node("c", "b")]
+    offers = [*singles(0, 0, 1, 2), *singles(1, 0, 1, 2)]
+    assert plan(nodes, offers, [MERGES, MERGES], ["c"], preferred=[4]).owner == [0, 1, 0]
+    assert plan(nodes, offers, [MERGES, MERGES], ["c"], {1: 0}, preferred=[4, 5]).owner == [0, 0, 1]
+    assert plan(nodes, offers, [MERGES, MERGES], ["c"], {0: 1}).owner == [1, 0, 0]

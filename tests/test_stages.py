@@ -21,7 +21,7 @@ def dearest(ends, seconds, crossing):
     return max(sum(seconds[a:b]) + crossing[a] + crossing[b] for a, b in itertools.pairwise([0, *ends]))
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), min_size=1, max_size=9),
     st.integers(1, 4),
@@ -125,7 +125,7 @@ def test_stages_that_cannot_be_kept_are_told(hints, why):
     assert why in found.notes[0]
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=50)
 @given(st.integers(0, 2**32 - 1))
 def test_stages_of_random_graphs_are_valid_plans(seed):
     rng = random.Random(seed)

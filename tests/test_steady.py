@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto
 
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
-from outrider.scheduler.steady import Signature
+from outrider.scheduler.runner import Runner
+from outrider.scheduler.steady import SIGNATURES, Signature
 from tests.builders import model, node, tensor
 
 pytestmark = pytest.mark.fast
@@ -108,6 +110,71 @@ def test_it_allocates_and_binds_nothing(fleet: Fleet) -> None:
     # x in; y and z out; w passes by
     assert after["copies"] - before["copies"] == 150
     assert after["copied_bytes"] - before["copied_bytes"] == 50 * 3 * x.nbytes
+
+
+def counted_general_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each run that takes the general way."""
+    start, general = Runner._start, []
+
+    def counting(self: Runner, generation: Any, slot: Any) -> None:
+        general.append(1)
+        start(self, generation, slot)
+
+    monkeypatch.setattr(Runner, "_start", counting)
+    return general
+
+
+def test_shapes_and_choices_of_outputs_may_come_in_turn(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    general = counted_general_runs(monkeypatch)
+    nodes = [node("Relu", "x", "z", "first"), node("Neg", "z", "y", "second")]
+    built = model(nodes, [tensor("x", ["N"])], [tensor("y", ["N"]), tensor("z", ["N"])])
+    kinds = [(5, None), (7, None), (5, ["z"]), (1, ["z", "y"]), (5, ("y",))]
+    with InferenceSession(built, options=SessionOptions(fleet=fleet, pins={"first": "cpu"})) as session:
+        for turn in range(8):
+            for count, names in kinds:
+                x = np.linspace(-1, 1, count, dtype=np.float32) + np.float32(turn)
+                results = session.run(names, {"x": x})
+                made = {"z": np.maximum(x, 0), "y": -np.maximum(x, 0)}
+                for name, result in zip(names or ["y", "z"], results, strict=True):
+                    np.testing.assert_array_equal(result, made[name])
+        assert len(general) == len(kinds)
+        for count in range(20, 20 + 2 * SIGNATURES):  # what was known is forgotten
+            session.run(None, {"x": np.ones(count, np.float32)})
+        general.clear()
+        session.run(None, {"x": np.ones(5, np.float32)})
+        assert general == [1]
+
+
+def test_a_place_that_moves_is_not_written_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    general = counted_general_runs(monkeypatch)
+    with session_on(fleet) as session:
+        sizes = [3, 3, 4, 3, 4, 1 << 22, 3, 4, 1 << 22, 3]
+        for number, count in enumerate(sizes):
+            x = np.full(count, 0.5 + number, np.float32)
+            check(session.run(None, {"x": x}), ["y", "z", "w"], x)
+        assert len(general) < len(sizes)
+
+
+def test_an_initializer_comes_back_when_it_is_not_fed(fleet: Fleet) -> None:
+    with session_on(fleet, max_in_flight=1) as session:
+        for number in range(12):
+            x = np.full(3, number, np.float32)
+            fed = {} if number % 3 else {"w": np.array([5], np.float32)}
+            check(session.run(None, {"x": x, **fed}), ["y", "z", "w"], x, 5.0 if fed else 2.0)
+
+
+def test_results_that_nobody_wants_give_their_blocks_back(fleet: Fleet) -> None:
+    nodes = [node("Relu", "x", "z", "first"), node("Shape", "z", "s", "second")]
+    outputs = [tensor("z", ["N"]), tensor("s", [1], TensorProto.INT64)]
+    built = model(nodes, [tensor("x", ["N"])], outputs)
+    x = np.ones(LARGE, np.float32)
+    with InferenceSession(built, options=SessionOptions(fleet=fleet, pins={"*": "cpu"})) as session:
+        for _ in range(5):
+            session.run(["s"], {"x": x})
+        before = session.stats()["allocated_bytes"]
+        for _ in range(40):
+            assert session.run(["s"], {"x": x})[0].tolist() == [LARGE]
+        assert session.stats()["allocated_bytes"] == before
 
 
 def test_a_death_in_the_steady_state_is_a_death() -> None:

@@ -205,12 +205,19 @@ def test_a_provider_tells_its_own_cost() -> None:
     """Shapes are symbolic, so that without costs of the providers' own nothing may move."""
     made = chain("Neg", "Relu", "Neg", shape=("N", 4))
     x = np.array([[1, -1, 2, -2]], np.float32)
-    for mine, others, partitions in ((1e-9, 2e-9, 1), (1e-9, 0.4, 3), (None, 2e-9, 3)):
-        special, general = {"cost": mine}, {"cost": others, "all": True}
-        providers = [(f"{OWN}:Costly", special), (f"{OWN}:Costly:1", general)]
-        with InferenceSession(made, providers=providers, options=SessionOptions(strategy="cost")) as session:
-            assert len(session.placement().partitions) == partitions, (mine, others)
-            assert np.array_equal(session.run(None, {"x": x})[0], -np.maximum(-x, 0))
+    special = {
+        name: ProviderSpec(f"{OWN}:Costly", name, options={"cost": cost}) for name, cost in (("a", 1e-9), ("b", None))
+    }
+    general = {
+        name: ProviderSpec(f"{OWN}:Costly", name, options={"cost": cost, "all": True})
+        for name, cost in (("slower", 2e-9), ("slow", 0.4))
+    }
+    with Fleet([*special.values(), *general.values()]) as costly:
+        options = SessionOptions(fleet=costly, strategy="cost")
+        for mine, others, partitions in (("a", "slower", 1), ("a", "slow", 3), ("b", "slower", 3)):
+            with InferenceSession(made, providers=[special[mine], general[others]], options=options) as session:
+                assert len(session.placement().partitions) == partitions, (mine, others)
+                assert np.array_equal(session.run(None, {"x": x})[0], -np.maximum(-x, 0))
 
 
 def test_a_cost_that_is_no_number_of_seconds_breaks_the_claim() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import logging
 import os
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from outrider.providers.wire import messages
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions, errors
+from outrider.scheduler.trace import SessionTrace
 from tests.builders import chain, model, node, tensor
 from tests.trace_reader import TraceFile
 
@@ -122,6 +125,23 @@ def test_a_provider_may_tell_its_steps_and_one_that_does_not_is_seen_too(fleet: 
         assert values == ["v1"] * 3
 
 
+def test_what_is_bound_in_place_is_seen_to_copy_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    with three(fleet) as session:
+        fed, made = session.empty("x", X.shape), session.empty("y", X.shape)
+        fed[:] = X
+        binding = session.io_binding()
+        binding.bind_input("x", "cpu", 0, np.float32, X.shape, fed.ctypes.data)
+        binding.bind_output("y", "cpu", 0, np.float32, X.shape, made.ctypes.data)
+        session.start_trace()
+        for _ in range(3):
+            session.run_with_iobinding(binding)
+            right([made])
+        session.stop_trace(tmp_path / "trace.json")
+    trace = TraceFile(tmp_path / "trace.json")
+    assert [one.args["bytes"] for one in trace.of("copy")] == [0] * 6
+    assert len(trace.of("run")) == 3 and len(trace.of("partition")) == 9 and len(trace.arrows) == 12
+
+
 def test_bodies_and_nodes_of_unknown_size_show_their_steps(fleet: Fleet, tmp_path: Path) -> None:
     def scalar(name: str, kind: int) -> Any:
         return tensor(name, [], kind)
@@ -217,6 +237,48 @@ def test_a_worker_that_dies_leaves_a_note_and_its_successor_is_traced(tmp_path: 
     assert "start 2" in trace.processes[successor.pid] and successor.args["run"] == 3
     assert len(trace.of("partition", run=1)) == 1
     assert [one.name for one in trace.of("deploy")] == ["deploy"]
+
+
+def test_a_worker_that_is_busy_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipes = {name: str(tmp_path / name) for name in ("begun", "gate")}
+    for path in pipes.values():
+        os.mkfifo(path)
+    begun, gate = (os.open(path, os.O_RDWR) for path in pipes.values())
+    spec = ProviderSpec(f"{HERE}/tracing_providers.py:Waits", options=pipes)
+    try:
+        with InferenceSession(chain("Neg", shape=["N"]), providers=[spec]) as session:
+            session.start_trace()
+            run = session.run_async(None, {"x": X})
+            os.read(begun, 1)
+            with monkeypatch.context() as patch:
+                patch.setattr("outrider.scheduler.trace.ANSWER_SECONDS", 0.05)
+                session.stop_trace(tmp_path / "trace.json")
+                with pytest.raises(errors.TraceError):
+                    session.stop_trace(tmp_path / "trace.json")
+                session.start_trace()  # it is still busy
+            os.write(gate, b".")
+            np.testing.assert_array_equal(run.result()[0], -X)
+            os.write(gate, b".")
+            session.run(None, {"x": X})
+            session.stop_trace(tmp_path / "later.json")
+    finally:
+        os.close(begun)
+        os.close(gate)
+    (note,) = TraceFile(tmp_path / "trace.json").missing
+    assert "busy" in note
+    later = TraceFile(tmp_path / "later.json")
+    assert "busy" in later.missing[0] and later.of("partition", run=2)
+
+
+def test_a_trace_that_ends_on_the_monitor_s_thread_waits_for_nobody(fleet: Fleet) -> None:
+    """As when the garbage collector finds a session there."""
+    trace, number, ended = SessionTrace(), fleet.next_session(), concurrent.futures.Future[Any]()
+    trace.watch(fleet, number, fleet.workers)
+    fleet.monitor.call(lambda: ended.set_result(trace.finish(None)))
+    missing = ended.result()["otherData"]["missing"]
+    assert len(missing) == len(fleet.workers) and all("not closed" in note for note in missing)
+    for worker in fleet.workers:
+        fleet.monitor.post(worker, messages.Unload(number))
 
 
 def test_started_twice_or_not_at_all_is_an_error(fleet: Fleet, tmp_path: Path) -> None:

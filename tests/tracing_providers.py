@@ -1,4 +1,4 @@
-"""Providers for traces: one that tells its steps, and one whose stages meet, so that runs overlap for certain."""
+"""Providers for traces: one tells its steps, one has stages that meet, so that runs overlap for certain, one waits."""
 
 import os
 import time
@@ -70,5 +70,23 @@ class Meets(Provider):
             for _, read in meet:
                 os.read(read, 1)
             return [work(inputs[0])]
+
+        return run
+
+
+class Waits(Provider):
+    """Runs when somebody writes a byte to the pipe `gate`; says by one in `begun` that it has been called."""
+
+    def setup(self, context):
+        self.begun, self.gate = (os.open(context.options[name], os.O_RDWR) for name in ("begun", "gate"))
+
+    def claim(self, graph):
+        return [Claim([node]) for node in graph.nodes]
+
+    def compile(self, unit):
+        def run(inputs):
+            os.write(self.begun, b".")
+            os.read(self.gate, 1)
+            return [numpy.negative(inputs[0])]
 
         return run
