@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pathlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from outrider.scheduler.inplace import FORGOTTEN, PLACES, Admission, disjoint
 from outrider.scheduler.runner import Runner
 from outrider.shm.segment import address_of
 from outrider.shm.user import process_memory
-from tests.builders import model, node, tensor
+from tests.builders import chain, model, node, tensor
 from tests.leaks import worker_pids
 
 pytestmark = pytest.mark.fast
@@ -576,6 +577,46 @@ def test_several_threads_with_bindings_of_their_own(fleet: Fleet) -> None:
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+def test_a_traced_run(fleet: Fleet, tmp_path: pathlib.Path) -> None:
+    with split(fleet) as session:
+        x, y = session.empty("x", [LARGE]), session.empty("y", [LARGE])
+        binding = bind(session, {"x": x}, y=y, z=None)
+        for traced in (False, True, False):
+            if traced:
+                session.start_trace()
+            for step in range(3):
+                x[...] = step
+                assert copies(session, lambda: session.run_with_iobinding(binding)) == 0
+                assert (y == -step).all() and (binding.get_outputs()[1].numpy() == step + 2).all()
+            if traced:
+                session.stop_trace(tmp_path / "trace.json")
+
+
+def test_replicas_each_have_a_pool() -> None:
+    """What `empty` makes for an output lies in the pool of the first; runs of the others cost a copy."""
+    options = SessionOptions(strategy="replicate", max_in_flight=2)
+    with InferenceSession(chain("Neg", shape=["N"]), providers=["cpu", "cpu:1"], options=options) as session:
+        arrays = [(session.empty("x", [LARGE]), session.empty("y", [LARGE])) for _ in range(4)]
+
+        def work(x: np.ndarray, y: np.ndarray, start: int) -> None:
+            binding = bind(session, {"x": x}, y=y)
+            for step in range(start, start + 10):
+                x[...] = step
+                session.run_with_iobinding(binding)
+                if not (y == -step).all():
+                    wrong.append(step)
+
+        wrong: list[int] = []
+        threads = [threading.Thread(target=work, args=(*pair, 100 * i)) for i, pair in enumerate(arrays)]
+        before = session.stats()["copies"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert session.stats()["copies"] - before <= 40
 
 
 # empty ---------------------------------------------------------------------------------------------------------------
