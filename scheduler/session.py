@@ -476,6 +476,8 @@ class InferenceSession:
     def stats(self) -> dict[str, Any]:
         """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
 
+        - of each provider: `bound`, how often a unit was bound to places, and its own copies and memory, of which
+          `edge_bytes` are its edges', and would be `edge_bytes_unshared` if none of them shared;
         - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there
           (in the steady state one of 17 is timed, and stands for the others);
         - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on;
