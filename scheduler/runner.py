@@ -168,8 +168,10 @@ class Runner:
                 self._release_results(generation, slot.index, run, [made[name] for name in kept])
         slot.counters.runs += 1
         if steady is None and signature is not None:
-            assert slot.feeds is not None
-            self._learn(generation, slot, slot.feeds, signature, wanted)
+            if signature.again:
+                assert slot.feeds is not None
+                self._learn(generation, slot, slot.feeds, signature, wanted)
+            signature.again = True
         slot.feeds = slot.targets = None
         return results
 

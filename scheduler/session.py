@@ -41,7 +41,7 @@ from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers
-from outrider.scheduler.steady import SIGNATURES, Signature
+from outrider.scheduler.steady import Signature, Signatures
 from outrider.scheduler.strategy import replicas
 from outrider.scheduler.trace import Tracing, run_traced
 from outrider.scheduler.warming import LEARNINGS, Checked, largest_sizes, made_feeds, run_everywhere, timed_partitions
@@ -117,7 +117,7 @@ class InferenceSession:
             raise
         self._loaded: LoadedModel = self._runner.replicas[0].placer.loaded
         self._inputs = tuple(self._loaded.inputs)
-        self._signatures: tuple[Signature, ...] = ()
+        self._signatures = Signatures()
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
 
@@ -254,14 +254,14 @@ class InferenceSession:
         self, output_names: Sequence[str] | None, feed: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Sequence[str], Signature | None]:
         """The feed in its final form, the outputs to return, and the signature of the feed if it has one."""
-        for known in self._signatures:
-            if known.fits(feed, output_names):
-                return feed, known.wanted, known
+        known = self._signatures.find(feed, output_names)
+        if known is not None:
+            return feed, known.wanted, known
         feeds = check_feeds(self._inputs, self._loaded.defaults, feed, output_names, self._outputs)
         wanted = requested_outputs(output_names, self._outputs)
         signature = Signature.of(feeds, output_names, wanted)
         if signature is not None:
-            self._signatures = (signature, *self._signatures[: SIGNATURES - 1])
+            self._signatures.add(signature, feed, output_names)
         return feeds, wanted, signature
 
     def _run(

@@ -9,6 +9,7 @@ to look up. Whatever does not fit (strings, sequences, a new shape, results in t
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from outrider.scheduler.deploy import Generation
 from outrider.scheduler.inplace import Array, Targets
 from outrider.shm.board import STRONG_ORDER, TENSOR, number_of
 
-SIGNATURES = 8  # kept by a session, and as steady runs by each slot
+SIGNATURES = 16  # kept by a session, and as steady runs by each slot: as many as an edge has layouts
 SHARED_PLACES = 4  # steady runs of one signature, whose inputs are read at different places in turn
 LARGE = 64 << 10  # bytes: to look up where an array of this size lies costs far less than to copy it
 
@@ -44,10 +45,10 @@ class Signature:
     """Names, dtypes and shapes of a feed of plain arrays, and the outputs asked for.
 
     Compared by identity: a session keeps its latest ones, an IOBinding one for its own runs. `asked` are the names that
-    the caller gave, `wanted` the outputs to return.
+    the caller gave, `wanted` the outputs to return; `again`: it has come before, so it is worth learning.
     """
 
-    __slots__ = ("asked", "wanted", "_values")
+    __slots__ = ("asked", "wanted", "again", "_values")
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Signature:
     ) -> None:
         self.asked = None if asked is None else tuple(asked)
         self.wanted = tuple(wanted)
+        self.again = False
         self._values = tuple(values)
 
     @classmethod
@@ -83,6 +85,46 @@ class Signature:
             if given is not dtype and given != dtype:
                 return False
         return True
+
+
+class Signatures:
+    """The latest signatures of a session's feeds. Used by any thread."""
+
+    def __init__(self) -> None:
+        self._latest: Signature | None = None
+        self._known: dict[Any, Signature] = {}
+        self._lock = threading.Lock()
+
+    def find(self, feed: Any, asked: Sequence[str] | None) -> Signature | None:
+        """The one that a feed fits."""
+        latest = self._latest
+        if latest is None or latest.fits(feed, asked):
+            return latest
+        found = self._known.get(self._key(feed, asked))
+        if found is None or not found.fits(feed, asked):  # what was fed under this key may have had to be converted
+            return None
+        self._latest = found
+        return found
+
+    def add(self, signature: Signature, feed: Any, asked: Sequence[str] | None) -> None:
+        """Keep the signature of a feed, in place of the oldest one."""
+        key = self._key(feed, asked)
+        if key is None:
+            return
+        with self._lock:
+            self._latest = signature
+            while len(self._known) >= SIGNATURES:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = signature
+
+    @staticmethod
+    def _key(feed: Any, asked: Sequence[str] | None) -> Any:
+        if type(feed) is not dict or not all(_plain(value) for value in feed.values()):
+            return None
+        if asked is not None and (type(asked) not in (list, tuple) or not all(type(name) is str for name in asked)):
+            return None
+        values = tuple([(name, value.dtype, value.shape) for name, value in feed.items()])
+        return values, None if asked is None else tuple(asked)
 
 
 def _plain(value: Any) -> bool:
