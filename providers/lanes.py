@@ -109,40 +109,56 @@ class LaneGroup:
 
     def served(self, position: int) -> bool:
         """The lane at this position of `waiting` has served the run; True if it was the last, and all wait anew."""
+        if self.count == 1:
+            self.ended = self.waiting[0].last
+            return True
         lane = self.waiting.pop(position)
         self.left -= 1
         if self.left:
             self.waiting += lane.followers
             return False
-        self.waiting, self.left, self.ended = list(self.first), self.count, lane.last
+        self.waiting[:] = self.first
+        self.left, self.ended = self.count, lane.last
         return True
 
 
 def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], object]) -> None:
     """Serve every lane that is ready or becomes so by that, one of the oldest run first each time."""
-    begun: list[LaneGroup] = []
-    for group in groups:  # no comprehension: one costs a frame in each run
+    only: LaneGroup | None = None
+    for group in groups:
         if group.words[group.start] >> 16 > group.ended:
-            begun.append(group)
-    if len(begun) > 1:
-        begun.sort(key=LaneGroup.run)
-    for place, group in enumerate(begun):
-        position = 0
-        passed = False  # a lane was served behind others that were not ready: they may have waited for its words
-        while True:
-            if position == len(group.waiting):
-                if not passed:
-                    break
-                position, passed = 0, False
-            lane = group.waiting[position]
-            run = lane.ready()
-            if not run:
-                position += 1
-                continue
-            serve(lane, run)
-            passed = position > 0
-            ended = group.served(position)
-            if place:  # older runs may have become ready meanwhile
-                serve_ready(begun[:place], serve)
-            if ended:
+            if only is not None:
                 break
+            only = group
+    else:  # the common case, without a list
+        if only is not None:
+            _serve_group(only, serve)
+        return
+    begun = [group for group in groups if group.words[group.start] >> 16 > group.ended]
+    begun.sort(key=LaneGroup.run)
+    for place, group in enumerate(begun):
+        _serve_group(group, serve, begun[:place])
+
+
+def _serve_group(group: LaneGroup, serve: Callable[[Lane, int], object], older: Sequence[LaneGroup] = ()) -> None:
+    """Serve the lanes of one run; those of `older` runs may become ready meanwhile and come first."""
+    position = 0
+    passed = False  # a lane was served behind others that were not ready: they may have waited for its words
+    waiting = group.waiting
+    while True:
+        if position == len(waiting):
+            if not passed:
+                return
+            position, passed = 0, False
+        lane = waiting[position]
+        run = lane.ready()
+        if not run:
+            position += 1
+            continue
+        serve(lane, run)
+        passed = position > 0
+        ended = group.served(position)
+        if older:
+            serve_ready(older, serve)
+        if ended:
+            return

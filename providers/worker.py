@@ -163,11 +163,14 @@ class Worker:
     def loop(self) -> None:
         """Serve messages and runs until told to stop."""
         inbox, bell = self.control.inbox, self.bell.fileno()
+        loaded: LoadedSession | None
         while True:
             while inbox:
                 if not self.handle(inbox.popleft()):
                     return
-            self._poll()
+            for loaded in self.sessions.values():
+                loaded.poll()
+            loaded = None  # it would keep a session alive that is unloaded
             # Whoever sends a message or publishes a word rings after it: to look again first is for nothing, unless
             # it saves being woken.
             if not (self.spin.wanted and self.spin.until(self._work_came)):
@@ -175,11 +178,6 @@ class Worker:
                     os.eventfd_read(bell)  # quicker than os.read, but a signal that a provider handles ends it
                 except InterruptedError:
                     continue
-
-    def _poll(self) -> None:
-        # Not in loop(): its variable would keep a session alive that has been unloaded.
-        for loaded in self.sessions.values():
-            loaded.poll()
 
     def _work_came(self) -> bool | None:
         return True if self.control.inbox or any(loaded.ready() for loaded in self.sessions.values()) else None

@@ -71,6 +71,7 @@ class _Buffer:
     partition: int = -1  # where that value is made
     last_unit: int = -1  # the last unit there that makes or reads it
     readers: tuple[int, ...] = ()  # the other partitions that read it
+    refused: int = -1  # the last partition that was found not to wait for all of them
 
 
 def share_buffers(
@@ -127,11 +128,15 @@ def _free(buffers: deque[_Buffer], size: int, unit: int, partition: int, precede
     for _ in range(min(len(buffers), CANDIDATES)):
         buffer = buffers.popleft()
         buffers.append(buffer)
+        if buffer.refused == partition:
+            continue
         if buffer.partition == partition:
-            free = not buffer.readers and buffer.last_unit < unit
-        else:
-            free = all(precedence.waits(partition, reader) for reader in buffer.readers or (buffer.partition,))
-        if free and (best is None or _rank(buffer, size) < _rank(best, size)):
+            if buffer.readers or buffer.last_unit >= unit:
+                continue
+        elif not all(precedence.waits(partition, reader) for reader in buffer.readers or (buffer.partition,)):
+            buffer.refused = partition
+            continue
+        if best is None or _rank(buffer, size) < _rank(best, size):
             best = buffer
             if buffer.nbytes == size:
                 break

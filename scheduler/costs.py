@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from outrider.providers.wire.dtypes import is_tensor, storage_bytes
@@ -54,13 +54,17 @@ def value_bytes(value: Value) -> int | None:
     return nbytes if exact and value.dtype != "string" else None
 
 
-def estimate(graph: Graph, crossing: Crossing) -> Costs:
-    """The costs of a graph before anything ran. Constant nodes, which are computed once, cost nothing."""
-    known = {value.name: value_bytes(value) for value in graph.inputs}
-    for node in graph.nodes:
+def estimate(graph: Graph, crossing: Crossing, sizes: Mapping[str, int] | None = None) -> Costs:
+    """The costs of a graph before anything ran. Constant nodes, which are computed once, cost nothing.
+
+    `sizes`: of symbolic dimensions, as far as they are known.
+    """
+    nodes = [_sized(node, sizes) for node in graph.nodes] if sizes else graph.nodes
+    known: dict[str, int | None] = {}
+    for node in nodes:
         known.update((value.name, value_bytes(value)) for value in node.outputs)
     return Costs(
-        [node_cost(node) for node in graph.nodes],
+        [node_cost(node) for node in nodes],
         {name: nbytes for name, nbytes in known.items() if nbytes is not None},
         crossing,
     )
@@ -95,6 +99,18 @@ def measured(costs: Costs, groups: Iterable[tuple[Sequence[int], float]]) -> Cos
             share = nodes[position].seconds / whole if whole else 1 / len(positions)
             nodes[position] = NodeCost(seconds * share, True)
     return Costs(nodes, costs.nbytes, costs.crossing)
+
+
+def _sized(node: Node, sizes: Mapping[str, int]) -> Node:
+    """The node with sizes for symbols."""
+
+    def sized(value: Value) -> Value:
+        if value.shape is None or all(isinstance(dim, int) for dim in value.shape):
+            return value
+        dims = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in value.shape)
+        return replace(value, shape=dims)
+
+    return replace(node, inputs=tuple(map(sized, node.inputs)), outputs=tuple(map(sized, node.outputs)))
 
 
 @lru_cache(maxsize=4096)

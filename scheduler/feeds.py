@@ -32,6 +32,7 @@ import numpy as np
 
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype, onnx_name
 from outrider.providers.wire.graph import Dim, Shape, Value
+from outrider.scheduler.dlpack import described, from_dlpack
 from outrider.scheduler.errors import (
     DtypeMismatchError,
     InputNotFoundError,
@@ -218,11 +219,14 @@ def _as_array(name: str, dtype: str, given: Any) -> np.ndarray[Any, Any]:
         if not isinstance(given, np.generic) and callable(getattr(given, "numpy", None)):
             return np.asarray(given.numpy())
         if not hasattr(given, "__array__") and hasattr(given, "__dlpack__"):
-            return np.from_dlpack(given)
+            return from_dlpack(given)
         if isinstance(given, (list, tuple, str, bytes)) and dtype == "string":
             return _object_array(given)
         return np.asarray(given)
     except Exception as error:
+        found = described(given)  # a type that numpy has only by `ml_dtypes`
+        if found is not None:
+            return found
         raise _unfit(name, dtype, given, f"{type(error).__name__}: {error}") from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
+from outrider.scheduler.dlpack import from_dlpack
 from outrider.scheduler.errors import DtypeMismatchError, InputTypeError, ShapeMismatchError
 from outrider.scheduler.nodearg import type_name
 from outrider.scheduler.options import invalid_option, unsupported_option
@@ -82,7 +83,7 @@ class OrtValue:
         `is_bool_tensor`: what it calls uint8 is bool. Raises InputTypeError for what numpy cannot share.
         """
         try:
-            array = np.from_dlpack(data if hasattr(data, "__dlpack__") else _Capsule(data))
+            array = from_dlpack(data)
         except Exception as error:  # what the other library raises is its to choose
             raise _unfit("from_dlpack", "a host tensor with __dlpack__", data, error) from error
         if is_bool_tensor:
@@ -220,19 +221,6 @@ def array_at(element_type: Any, shape: Any, buffer_ptr: Any) -> Array:
         return np.empty(dims, kind)
     memory = memoryview((ctypes.c_char * nbytes).from_address(int(buffer_ptr)))
     return np.ndarray(dims, kind, buffer=memory)
-
-
-class _Capsule:
-    """A bare DLPack capsule of the host, as an object with the protocol's methods."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **keywords: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
 
 
 def _array(method: str, given: Any) -> Array:

@@ -196,6 +196,7 @@ class Placer:
         self.nodes: list[planning.PlanNode]
         self.decision: Decision
         self.measured: list[tuple[list[int], float]] = []  # nodes, and the seconds that they took together
+        self.sizes: Mapping[str, int] = {}  # of symbolic dimensions, as far as they are known
         self._offers: list[planning.Offer]
         self._rounds = 0
         self._last: tuple[tuple[Any, ...], planning.Plan] | None = None
@@ -264,9 +265,12 @@ class Placer:
             spin_us=self.options.spin_us,
         )
 
-    def learn(self, took: Sequence[tuple[list[int], float]]) -> Blueprint:
-        """Plan with what was measured: nodes (positions), and the seconds that they took together in one run."""
-        self.measured = list(took)
+    def learn(self, took: Sequence[tuple[list[int], float]], sizes: Mapping[str, int]) -> Blueprint:
+        """Plan with what was measured: nodes (positions), and the seconds that they took together in one run.
+
+        `sizes`: of symbolic dimensions in those runs.
+        """
+        self.measured, self.sizes = list(took), sizes
         return self.replan()
 
     def refuse(self, blueprint: Blueprint, refused: Sequence[tuple[int, int, str, str]]) -> None:
@@ -361,7 +365,7 @@ class Placer:
 
     def costs(self) -> Costs:
         """What nodes and crossings cost, with what was measured of this model put in."""
-        return measured(estimate(self.graph, measured_crossing()), self.measured)
+        return measured(estimate(self.graph, measured_crossing(), self.sizes), self.measured)
 
     def _pins(self, providers: Sequence[str]) -> dict[int, int]:
         wanted = dict(self.options.pins)

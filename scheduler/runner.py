@@ -82,7 +82,9 @@ class Runner:
         for leases in generation.leases:
             leases.sweep()  # results that were dropped make room for this run's
         steady = None if signature is None else slot.steady.get(signature)
-        if steady is not None and steady.generation is generation and steady.fits(feeds):
+        if steady is not None:
+            steady = steady.fitting(generation, feeds)
+        if steady is not None:
             slot.words = steady.words
             slot.feeds, slot.targets = feeds, targets
             slot.pending = run
@@ -193,7 +195,7 @@ class Runner:
                 defaults.append((held.array, held.default))
         steady = SteadyRun(generation, slot.index, feeds, fed, defaults, slot.words)
         steady.learn(slot.index, wanted, slot.targets)
-        slot.steady.pop(signature, None)
+        steady.follow(slot.steady.pop(signature, None))
         while len(slot.steady) >= SIGNATURES:
             slot.steady.pop(next(iter(slot.steady)))
         slot.steady[signature] = steady

@@ -44,7 +44,7 @@ from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import SIGNATURES, Signature
 from outrider.scheduler.strategy import replicas
 from outrider.scheduler.trace import Tracing, run_traced
-from outrider.scheduler.warming import LEARNINGS, Checked, made_feeds, run_everywhere, timed_partitions
+from outrider.scheduler.warming import LEARNINGS, Checked, largest_sizes, made_feeds, run_everywhere, timed_partitions
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
 
@@ -380,9 +380,10 @@ class InferenceSession:
         replica = self._runner.replicas[0]
         if not checked or replica.placer.options.strategy not in WEIGHING:
             return
+        sizes = largest_sizes(self._inputs, [feed for feed, *_ in checked])
         for _ in range(LEARNINGS):
             took = timed_partitions(self._runner, checked, self._defaults, lambda: self.stats()["per_partition"])
-            blueprint = replica.placer.learn(took)
+            blueprint = replica.placer.learn(took, sizes)
             plan, present = blueprint.plan, replica.blueprint.plan
             if (plan.partitions, plan.units) == (present.partitions, present.units):
                 return
@@ -475,6 +476,8 @@ class InferenceSession:
     def stats(self) -> dict[str, Any]:
         """Counters: {runs, copies, copied_bytes, allocated_bytes, reference_nodes, partitions, providers}, and
 
+        - of each provider: `bound`, how often a unit was bound to places, and its own copies and memory, of which
+          `edge_bytes` are its edges', and would be `edge_bytes_unshared` if none of them shared;
         - `per_partition`: [{partition, provider, nodes, runs, seconds}]: runs it served, and how long they took there
           (in the steady state one of 17 is timed, and stands for the others);
         - `per_operator`: 'domain::op' -> {nodes, runs, seconds}, of what was run while a trace was on;

@@ -22,6 +22,7 @@ from outrider.scheduler.inplace import Array, Targets
 from outrider.shm.board import STRONG_ORDER, TENSOR, number_of
 
 SIGNATURES = 8  # kept by a session, and as steady runs by each slot
+SHARED_PLACES = 4  # steady runs of one signature, whose inputs are read at different places in turn
 LARGE = 64 << 10  # bytes: to look up where an array of this size lies costs far less than to copy it
 
 
@@ -97,7 +98,7 @@ class SteadyRun:
     __slots__ = (
         "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "returned_copies", "_copied",
         "_defaults", "_large", "_in_place", "_own", "_bells", "_lasts", "_results", "_slot", "_as_of",
-        "_stamps", "_records",
+        "_stamps", "_records", "_others",
     )  # fmt: skip
 
     def __init__(
@@ -127,7 +128,12 @@ class SteadyRun:
         self.nbytes = sum(place.nbytes for place in copied.values())
         self._copied = tuple(copied.items())
         self._large = tuple(name for name, place in copied.items() if place.nbytes > LARGE)
-        self._in_place = tuple((name, weakref.ref(feeds[name])) for name, place in inputs.items() if place is None)
+        self._in_place = [
+            (name, weakref.ref(feeds[name]), generation.reach.find(feeds[name]))
+            for name, place in inputs.items()
+            if place is None
+        ]
+        self._others: tuple[SteadyRun, ...] = ()  # of the same signature, with inputs in other places
         self._own = tuple((board.index(edge, slot), number) for edge, number in words)
         self._bells = tuple(bell.fileno() for bell in generation.first_bells)
         readers = {number: side.reader for number, side in generation.sides.items()}
@@ -137,13 +143,33 @@ class SteadyRun:
         """Whether `results` may be asked for: every output is copied from where it lay, or lies in its target."""
         self.returned_copies = self.returned_bytes = 0
 
+    def follow(self, before: SteadyRun | None) -> None:
+        """Take over what was kept for this signature before."""
+        if before is not None and before.generation is self.generation and before._in_place:
+            self._others = (before, *before._others)[: SHARED_PLACES - 1]
+            before._others = ()
+
+    def fitting(self, generation: Generation, feeds: Mapping[str, Any]) -> SteadyRun | None:
+        """What can be repeated for a feed of this signature, if anything."""
+        if self.generation is not generation:
+            return None
+        if self.fits(feeds):
+            return self
+        for other in self._others:
+            if other.fits(feeds):
+                return other
+        return None
+
     def fits(self, feeds: Mapping[str, Any]) -> bool:
         """True if a feed of this signature goes where the last one went."""
         if self.generation.places.changes[self._slot] != self._as_of and not self._intact():
             return False
-        for name, array in self._in_place:
-            if array() is not feeds[name]:
-                return False
+        for position, (name, array, place) in enumerate(self._in_place):
+            given = feeds[name]
+            if array() is not given:
+                if self.generation.reach.find(given) != place:
+                    return False
+                self._in_place[position] = (name, weakref.ref(given), place)
         # A large one is worth a look: perhaps it need not be copied.
         return not self._large or all(self.generation.reach.find(feeds[name]) is None for name in self._large)
 

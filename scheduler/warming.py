@@ -18,7 +18,7 @@ from outrider.scheduler.runner import Runner
 from outrider.scheduler.steady import Signature
 
 TIMED = 5  # runs of each feed, of which the shortest counts
-LEARNINGS = 2  # times that a plan is made anew from what was measured
+LEARNINGS = 3  # times that a plan is made anew from what was measured
 
 Checked = tuple[Mapping[str, Any], Sequence[str], Signature | None]  # feed, outputs, signature
 PerPartition = Sequence[Mapping[str, Any]]
@@ -56,6 +56,19 @@ def made_feeds(inputs: Sequence[Value], overridable: Collection[str], shapes: An
                 feed[value.name] = _zeros(value.dtype, tuple(dim for dim in value.shape if isinstance(dim, int)))
         feeds.append(feed)
     return feeds
+
+
+def largest_sizes(inputs: Sequence[Value], feeds: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Symbolic dimension of the inputs -> its largest size among checked feeds."""
+    found: dict[str, int] = {}
+    for feed in feeds:
+        for value in inputs:
+            given = feed.get(value.name)
+            if isinstance(given, np.ndarray) and value.shape is not None:
+                for dim, size in zip(value.shape, given.shape, strict=True):
+                    if isinstance(dim, str):
+                        found[dim] = max(size, found.get(dim, 0))
+    return found
 
 
 def _zeros(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

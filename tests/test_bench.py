@@ -26,7 +26,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 # Rows that must be there.
 SHOWN = {
     "hop": ["ZeroMQ ROUTER/DEALER echo", "multiprocessing.Pipe echo", "eventfd relay (the floor)", "1 partition",
-            "4 partitions", "each further partition", "1 partition, two shapes in turn", "1 partition, outputs named"],
+            "4 partitions", "each further partition", "1 partition, two shapes in turn", "1 partition, outputs named",
+            "1 partition, 12 shapes in turn: the general path"],
     "flight": ["two null stages, run from 8 threads", "two cpu stages, run from 4 threads"],
     "stages": ["two stages by pins, 4 in flight", "strategy pipeline, 4 in flight", "strategy replicate, 2 in flight"],
     "start": ["SIGKILL in a run -> WorkerDiedError", "cpu: first run"],

@@ -79,6 +79,15 @@ def test_constant_nodes_cost_nothing_in_a_run_and_unknown_sizes_are_left_out():
     assert costs.nbytes == {"c": 16}
 
 
+def test_sizes_take_the_place_of_symbols():
+    graph = plain([node("Relu", "x", "y", "r")], [tensor("x", ("N", 1000))], [tensor("y", ("N", 1000))])
+    costs = estimate(graph, CROSSING, {"N": 8})
+    assert costs.nodes[0].seconds == pytest.approx(CALL + 2 * 4 * 8000 / BYTES)
+    assert costs.nodes[0].exact
+    assert costs.nbytes == {"y": 4 * 8000}
+    assert not estimate(graph, CROSSING, {"M": 8}).nodes[0].exact
+
+
 def test_what_was_measured_is_shared_out_by_the_estimates_and_exact():
     graph = plain(
         [node("Flatten", "x", "m", "f"), node("Relu", "m", "k", "r"), node("Neg", "k", "y", "n")],

@@ -158,6 +158,17 @@ def test_array_likes(wrap):
         one("float64", wrap(array))
 
 
+def test_dlpack_of_memory_that_is_read_only_or_strided():
+    base = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(one("float32", WithDLPack(base.T)), base.T)
+    np.testing.assert_array_equal(one("float32", WithDLPack(base[:, ::2])), base[:, ::2])
+    base.flags.writeable = False
+    got = one("float32", WithDLPack(base))
+    assert np.shares_memory(got, base)
+    with pytest.raises(InputTypeError, match="'x'"):
+        one("complex128", WithDLPack(np.zeros(3, "datetime64[s]")))
+
+
 def test_strides_and_byte_order():
     base = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert one("float32", base.T) is not None

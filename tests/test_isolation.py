@@ -65,3 +65,18 @@ def test_a_wild_write_ends_the_writer_and_spoils_nothing(operators: tuple[str, .
         assert (caught.value.signal, caught.value.provider) == ("SIGSEGV", f"{OWN}:Trespasser")
         assert session.health()["cpu"]["deaths"] == 0
         np.testing.assert_array_equal(session.run(None, {"x": x + 99})[0], -np.maximum(x + 99, 0))
+
+
+def test_a_wild_write_into_the_callers_own_array_ends_the_writer() -> None:
+    """Where it lies makes no difference: in user memory, or in the output pool of another worker."""
+    x = np.arange(1 << 16, dtype=np.float32).reshape(-1, 4) - 99
+    with InferenceSession(chain("Relu", "Neg"), providers=[f"{OWN}:Trespasser", "cpu"]) as session:
+        shared = session.empty("x", x.shape)
+        shared[...] = x + 99
+        result = session.run(None, {"x": shared})[0]  # in the pool of cpu
+        for array in (shared, result):
+            array[...] = x
+            with pytest.raises(errors.WorkerDiedError, match="SIGSEGV"):
+                session.run(None, {"x": array})
+            np.testing.assert_array_equal(array, x)
+            session.run(None, {"x": x + 99})

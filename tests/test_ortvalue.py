@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -187,6 +188,27 @@ def test_dlpack_of_every_kind() -> None:
 
     with pytest.raises(errors.InputTypeError, match="host tensor"):
         OrtValue.from_dlpack(Elsewhere(X))
+
+
+@pytest.mark.parametrize("number", [TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E5M2])
+def test_dlpack_of_types_that_numpy_lacks(fleet: outrider.Fleet, number: int) -> None:
+    theirs = onnxruntime.OrtValue.ortvalue_from_shape_and_type([2, 3], number)
+    value = OrtValue.from_dlpack(theirs)
+    assert value.element_type() == number and value.shape() == [2, 3]
+    assert value.data_ptr() == theirs.data_ptr()
+    value.update_inplace(np.arange(6).astype(value.numpy().dtype).reshape(2, 3))
+    made = model([node("Cast", "x", "y", to=TensorProto.FLOAT)], [tensor("x", ["N", 3], number)], [tensor("y", None)])
+    with outrider.InferenceSession(made, options=outrider.SessionOptions(fleet=fleet)) as session:
+        given = theirs if number == TensorProto.BFLOAT16 else value  # of a float8 its numpy() makes uint8
+        np.testing.assert_array_equal(session.run(None, {"x": given})[0], np.arange(6).reshape(2, 3))
+        del given
+    array = value.numpy()
+    del theirs, value
+    gc.collect()
+    array[...] = 1  # the capsule keeps the memory
+    assert (array == 1).all()
+    nothing = OrtValue.from_dlpack(onnxruntime.OrtValue.ortvalue_from_shape_and_type([0, 3], number))
+    assert nothing.shape() == [0, 3]
 
 
 def test_updates_that_do_not_fit() -> None:

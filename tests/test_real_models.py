@@ -151,6 +151,23 @@ def test_random_cuts_over_three_workers_are_bit_equal(fleet: outrider.Fleet, nam
             assert got[key].tobytes() == want.tobytes() == again[key].tobytes(), (seed, stretch, key)
 
 
+@pytest.mark.parametrize("strategy", ["cost", "pipeline", "replicate"])
+@pytest.mark.parametrize("name", MODELS)
+def test_strategies_are_bit_equal_to_one_worker(fleet: outrider.Fleet, name: str, strategy: str) -> None:
+    """With several runs in flight; before and after the model was placed anew for what partitions took."""
+    inputs = feeds(name, 0)
+    with open_model(fleet, name, optimization="basic") as session:
+        expected = [item.tobytes() for item in session.run(None, inputs)]
+    options = {"optimization": "basic", "strategy": strategy, "max_in_flight": 4}
+    with open_model(fleet, name, CPUS, **options) as session:
+        for _ in range(2):
+            futures = [session.run_async(None, inputs) for _ in range(6)]
+            assert all([item.tobytes() for item in future.result()] == expected for future in futures)
+            owners = {one.provider for one in session.placement().partitions}
+            assert owners == ({"cpu"} if strategy == "cost" else set(CPUS))
+            session.warmup({key: value.shape for key, value in inputs.items()})
+
+
 @pytest.mark.fast
 def test_a_tone_of_440_hz_is_key_48_of_the_piano_roll(fleet: outrider.Fleet) -> None:
     audio = tone(440.0, 43844, 22050)[None, :, None]

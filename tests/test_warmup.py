@@ -20,7 +20,7 @@ from outrider.scheduler.errors import (
     ShapeMismatchError,
     SymbolConflictError,
 )
-from outrider.scheduler.warming import made_feeds
+from outrider.scheduler.warming import largest_sizes, made_feeds
 from tests.builders import chain, model, node, tensor
 
 pytestmark = pytest.mark.fast
@@ -91,6 +91,12 @@ def test_inputs_are_zeros_of_the_declared_type() -> None:
     assert "d" not in feed
     with pytest.raises(InvalidOptionError, match="only tensors"):
         made_feeds(inputs, (), {"q": (1,)})
+
+
+def test_sizes_are_the_largest_of_all_feeds() -> None:
+    inputs = [Value("a", "float32", ("N", 2, None)), Value("b", "float32"), Value("c", "sequence(float32)", ("N",))]
+    feeds = [{"a": np.zeros((3, 2, 1)), "b": np.zeros(5), "c": []}, {"a": np.zeros((1, 2, 9))}]
+    assert largest_sizes(inputs, feeds) == {"N": 3}
 
 
 def test_other_runs_wait_and_go_on(fleet: Fleet) -> None:

@@ -49,6 +49,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("what", choices=[*BENCHES, "all"], help="what to measure; `all` takes some minutes")
     parser.add_argument("models", nargs="*", metavar="MODEL", help=".onnx files for `models` and `all`")
+    parser.add_argument(
+        "--feeds", metavar="FOLDER", help="inputs of the models, NAME.npz for NAME.onnx (default: made)"
+    )
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds to take the median of (default 7)")
     parser.add_argument("--quick", action="store_true", help="a few calls of everything: shows the rows, not the times")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -65,7 +68,8 @@ def command(args: argparse.Namespace) -> int:
     if args.models and args.what not in ("models", "all"):
         raise InvalidOptionError(f"MODEL is for `models` and `all`, not for {args.what}.", name="models",
                                  value=args.models, expected="none")  # fmt: skip
-    request = Request(args.rounds, args.quick, [model_path(one) for one in args.models or ["@basic-pitch"]])
+    models = [model_path(one) for one in args.models or ["@basic-pitch"]]
+    request = Request(args.rounds, args.quick, models, args.feeds)
     documents: list[dict[str, Any]] = []
     drawn: list[tuple[str, list[Row]]] = []
     for name in list(BENCHES) if args.what == "all" else [args.what]:

@@ -6,7 +6,8 @@ Further the general path, and what a bound step adds to its NumPy call. All runs
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,20 @@ ECHO, RELAY, RAY = "ZeroMQ ROUTER/DEALER echo", "eventfd relay (the floor)", "Ra
 PIPE = "multiprocessing.Pipe echo"
 STEPS = (100, 600)  # lengths of the two chains whose difference is what a bound step costs
 
+SOME, MANY = 12, 200  # shapes: more than a session keeps ready, more than a worker keeps bound
+SPIN = 50  # microseconds
+MORE = "each further partition"
+TWO_SHAPES, NAMED = "1 partition, two shapes in turn", "1 partition, outputs named"
+GENERAL = f"1 partition, {SOME} shapes in turn: the general path"
+ANEW = f"1 partition, {MANY} shapes in turn: bound anew"
+SPINNING = f"1 partition, spinning for {SPIN} us"
+_KNOWN = Budget(value=35, ratio=0.4)  # a run of a known signature
 _BUDGETS = {
-    1: Budget(value=35, ratio=0.4),
-    "general": Budget(value=70),
-    "more": Budget(value=25, ratio=0.25),
+    "1 partition": _KNOWN,
+    TWO_SHAPES: _KNOWN,
+    NAMED: _KNOWN,
+    GENERAL: Budget(value=70),
+    MORE: Budget(value=25, ratio=0.25),
 }
 
 
@@ -60,16 +71,19 @@ def _latencies(request: Request, fleet: Fleet) -> list[Row]:
             made = stack.enter_context(session(relu_chain(length, [16]), fleet, dealt(length, WORKERS)))
             variants[_name(length)] = (timed(runs_of(made, {"x": zeros(64)})), calls)
         free = stack.enter_context(session(relu_chain(1, ["n"]), fleet, dealt(1, WORKERS)))
-        variants["1 partition, two shapes in turn"] = (timed(_alternating(free)), calls)
-        variants["1 partition, outputs named"] = (timed(runs_of(free, {"x": zeros(64)}, ["y"])), calls)
+        variants[TWO_SHAPES] = (timed(_in_turn(free, range(15, 17))), calls)
+        variants[NAMED] = (timed(runs_of(free, {"x": zeros(64)}, ["y"])), calls)
+        variants[GENERAL] = (timed(_in_turn(free, range(16, 16 + SOME))), calls)
+        variants[ANEW] = (timed(_in_turn(free, range(16, 16 + MANY))), calls)
+        spinning = stack.enter_context(
+            session(relu_chain(1, [16]), fleet, dealt(1, WORKERS), config={"spin_us": str(SPIN)})
+        )
+        variants[SPINNING] = (timed(runs_of(spinning, {"x": zeros(64)})), calls)
         taken = interleave(variants, request.rounds)
     echo = taken[ECHO]
-    made_rows = [
-        row(name, "us", rounds, echo, "ZeroMQ echo", _budget(name), "general path" if _general(name) else "")
-        for name, rounds in taken.items()
-    ]
+    made_rows = [row(name, "us", rounds, echo, "ZeroMQ echo", _BUDGETS.get(name)) for name, rounds in taken.items()]
     more = differences(taken[_name(4)], taken[_name(1)], 3)
-    made_rows.append(row("each further partition", "us", more, echo, "ZeroMQ echo", _BUDGETS["more"]))
+    made_rows.append(row(MORE, "us", more, echo, "ZeroMQ echo", _BUDGETS[MORE]))
     if RAY not in taken:
         made_rows.append(skipped(RAY, "us", "ray is not installed"))
     return made_rows
@@ -77,16 +91,6 @@ def _latencies(request: Request, fleet: Fleet) -> list[Row]:
 
 def _name(length: int) -> str:
     return f"{length} partition{'s' if length > 1 else ''}"
-
-
-def _general(name: str) -> bool:
-    return "," in name
-
-
-def _budget(name: str) -> Budget | None:
-    if _general(name):
-        return _BUDGETS["general"]
-    return _BUDGETS[1] if name == _name(1) else None
 
 
 def _step(request: Request) -> list[Row]:
@@ -120,12 +124,7 @@ def _calls_of(prepared: Sequence[tuple[Callable[..., object], tuple[Any, ...]]])
     return call
 
 
-def _alternating(made: InferenceSession) -> Callable[[], object]:
-    """Two shapes in turn: neither is that of the last run, both are known."""
-    feeds = _endlessly({"x": zeros(64)}, {"x": zeros(60)})
+def _in_turn(made: InferenceSession, lengths: Iterable[int]) -> Callable[[], object]:
+    """Runs of inputs of so many floats, one after the other, again and again."""
+    feeds = itertools.cycle([{"x": zeros(4 * length)} for length in lengths])
     return lambda: made.run(None, next(feeds))
-
-
-def _endlessly(*items: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    while True:
-        yield from items

@@ -21,11 +21,15 @@ Sample = Callable[[int], Sequence[float]]
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for. `quick`: a few calls of everything, to see that it works; such figures are worth nothing."""
+    """What was asked for. `quick`: a few calls of everything, to see that it works; such figures are worth nothing.
+
+    `models`: paths; `feeds`: the folder of their inputs, `NAME.npz` for `NAME.onnx`.
+    """
 
     rounds: int = 7
     quick: bool = False
     models: Sequence[str] = ()
+    feeds: str | None = None
 
     def calls(self, wanted: int) -> int:
         """How many calls to make where `wanted` would give a steady median."""

@@ -1,8 +1,8 @@
 """The cpu provider beside onnxruntime on real models: same threads, interleaved, and how long loading and binding take.
 
-onnxruntime is measured as it comes (its threads spin while they wait) and with `allow_spinning=0`. Inputs are made:
-standard normals, sizes of 1 for free dimensions. Between two variants there is a pause, since a pool that spins still
-takes a core for a while.
+onnxruntime is measured as it comes (its threads spin while they wait) and with `allow_spinning=0`. Inputs are read from
+the folder `--feeds`, else made: standard normals, integers 0 or 1, sizes of 1 for free dimensions. Between two variants
+there is a pause, since a pool that spins still takes a core for a while.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from outrider.scheduler import InferenceSession, ProviderSpec
 from outrider.scheduler.cores import usable_cores
 from outrider.tools.bench.baselines import installed
 from outrider.tools.bench.measure import Budget, Request, Round, Row, Sample, interleave, judged, row, skipped, timed
-from outrider.tools.inputs import make_inputs
+from outrider.tools.inputs import make_inputs, read_npz
 
 SECONDS = 0.4  # of runs per variant and round
 PAUSE = 0.05
@@ -59,7 +60,7 @@ def _compared(request: Request, path: str, threads: int) -> tuple[list[Row], flo
     """Rows of one model, and the ratio of cpu to onnxruntime as it comes."""
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(InferenceSession(path, providers=[ProviderSpec("cpu", threads=threads)]))
-        feed = make_inputs(ours.get_inputs())
+        feed = _feed(request, path, ours)
         calls: dict[str, Call] = {"cpu": lambda: ours.run(None, feed)}
         if installed("onnxruntime"):
             calls[SPINS] = _onnxruntime(path, feed, threads, spinning=True)
@@ -76,7 +77,7 @@ def _compared(request: Request, path: str, threads: int) -> tuple[list[Row], flo
             start = time.perf_counter()
             call()
             count = int(SECONDS / max(1e-6, time.perf_counter() - start))
-            variants[name] = (timed(call, _MS), request.calls(min(200, max(5, count))))
+            variants[name] = (timed(call, _MS), request.calls(min(200, max(2, count))))
         taken = interleave(variants, request.rounds, PAUSE)
     title = f"{os.path.basename(path)}, {_threads(threads)}"
     base = taken.get(SPINS)
@@ -89,6 +90,12 @@ def _compared(request: Request, path: str, threads: int) -> tuple[list[Row], flo
     return made, made[0].ratio
 
 
+def _feed(request: Request, path: str, made: InferenceSession) -> Mapping[str, Any]:
+    """The model's own inputs, if there are some, else made ones."""
+    given = Path(request.feeds or "", f"{Path(path).stem}.npz")
+    return read_npz(str(given)) if request.feeds and given.exists() else make_inputs(made.get_inputs())
+
+
 def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
@@ -99,6 +106,7 @@ def _onnxruntime(path: str, feed: Mapping[str, Any], threads: int, spinning: boo
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors
     if not spinning:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     made = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -121,7 +129,7 @@ def _opening(request: Request, path: str) -> list[Row]:
         start = time.perf_counter()
         with InferenceSession(path) as ours:
             opened["cpu"].append(_since(start))
-            feed = make_inputs(ours.get_inputs())
+            feed = feed or _feed(request, path, ours)
             start = time.perf_counter()
             ours.run(None, feed)
             first["cpu"].append(_since(start))

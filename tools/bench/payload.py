@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from outrider.scheduler import Fleet
-from outrider.scheduler.errors import UnsupportedOptionError
 from outrider.tools.bench.chains import dealt, relu_chain, runs_of, session, zeros
-from outrider.tools.bench.measure import Budget, Request, Row, Sample, interleave, judged, row, skipped, timed
+from outrider.tools.bench.measure import Budget, Request, Row, Sample, interleave, judged, row, timed
 
 CALLS = 60
 SIZES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20)  # bytes
@@ -31,7 +30,6 @@ def _payloads(request: Request, fleet: Fleet) -> list[Row]:
     with contextlib.ExitStack() as stack:
         variants: dict[str, tuple[Sample, int]] = {}
         bases: dict[str, str] = {}
-        reasons: dict[str, str] = {}
         for nbytes in SIZES:
             calls = request.calls(max(20, CALLS // max(1, nbytes >> 20)))
             source, target = np.ones(nbytes // 4, np.float32), zeros(nbytes)
@@ -41,16 +39,11 @@ def _payloads(request: Request, fleet: Fleet) -> list[Row]:
             variants[copy] = (timed(_copies_of(source, target)), calls)
             made = stack.enter_context(session(relu_chain(2, [nbytes // 4]), fleet, dealt(2, WORKERS)))
             variants[plain] = (timed(runs_of(made, {"x": source})), calls)
-            try:
-                place: Any = made.empty("x", [nbytes // 4])
-            except UnsupportedOptionError:
-                reasons[shared] = "session.empty is not built yet"
-            else:
-                place[...] = source
-                variants[shared] = (timed(runs_of(made, {"x": place})), calls)
+            place: Any = made.empty("x", [nbytes // 4])
+            place[...] = source
+            variants[shared] = (timed(runs_of(made, {"x": place})), calls)
         taken = interleave(variants, request.rounds)
-    made_rows = [row(name, "us", rounds, taken[bases[name]], "one copy") for name, rounds in taken.items()]
-    return [*made_rows, *(skipped(name, "us", reason) for name, reason in reasons.items())]
+    return [row(name, "us", rounds, taken[bases[name]], "one copy") for name, rounds in taken.items()]
 
 
 def _copies(request: Request) -> list[Row]:

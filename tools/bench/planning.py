@@ -1,13 +1,18 @@
-"""How long it takes from claims to partitions, for growing graphs: medians of CPU time."""
+"""How long it takes from claims to partitions, for growing graphs, by each strategy: medians of CPU time."""
 
 from __future__ import annotations
 
 import random
 import statistics
 import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
-from outrider.scheduler.planning import Offer, PlanNode, ProviderTraits, plan
+from outrider.scheduler.costs import Costs, Crossing, NodeCost
+from outrider.scheduler.islands import plan_by_cost
+from outrider.scheduler.planning import Offer, Plan, PlanNode, ProviderTraits, plan
+from outrider.scheduler.stages import cut_into_stages
 from outrider.tools.bench.measure import Budget, Request, Round, Row, judged, row
 
 SIZES = (5_000, 20_000, 40_000)
@@ -55,32 +60,74 @@ def offers_for(size: int, providers: int, kind: str, rng: random.Random) -> list
 
 
 def rows(request: Request) -> list[Row]:
-    """One row per kind of claims, number of providers and size; the ratio is per node, to the smallest size."""
+    """One row per kind of claims, number of providers, strategy and size; the ratio is per node, to the smallest."""
     made: list[Row] = []
     for kind in ("random", "clustered", "fused"):
         for providers in (2, 4):
-            first: list[Round] = []
-            for size in map(request.calls, SIZES):
-                rounds, partitions = _planned(kind, providers, size, request.rounds)
-                per_node = [Round(one.p50 / size) for one in rounds]
-                first = first or per_node
-                ratio = statistics.median(a.p50 / b.p50 for a, b in zip(per_node, first, strict=True))
-                what = f"{size:,} nodes, {kind} claims of {providers} providers"
-                budget = Budget(value=200) if size == 20_000 else None
-                line = row(what, "ms of CPU", rounds, note=f"{partitions:,} partitions")
-                made.append(judged(replace(line, ratio=ratio, to="smallest, per node"), budget))
+            what = f"nodes, {kind} claims of {providers} providers"
+            made += _growing(request, what, partial(_by_priority, kind, providers), 200)
+    made += _growing(request, "nodes by cost, random claims of 2 providers", _by_cost, 300)
+    made += _growing(request, "nodes in 2 stages", _in_stages, 300)
     return made
 
 
-def _planned(kind: str, providers: int, size: int, rounds: int) -> tuple[list[Round], int]:
-    """CPU time of each round, in ms, and the number of partitions."""
+def _growing(request: Request, what: str, problem: Callable[[int], Callable[[], Plan]], budget_ms: float) -> list[Row]:
+    """One row per size of what `problem(size)` returns."""
+    made: list[Row] = []
+    first: list[Round] = []
+    for size in map(request.calls, SIZES):
+        rounds, partitions = _planned(problem(size), request.rounds)
+        per_node = [Round(one.p50 / size) for one in rounds]
+        first = first or per_node
+        ratio = statistics.median(a.p50 / b.p50 for a, b in zip(per_node, first, strict=True))
+        budget = Budget(value=budget_ms) if size == 20_000 else None
+        line = row(f"{size:,} {what}", "ms of CPU", rounds, note=f"{partitions:,} partitions")
+        made.append(judged(replace(line, ratio=ratio, to="smallest, per node"), budget))
+    return made
+
+
+def _by_priority(kind: str, providers: int, size: int) -> Callable[[], Plan]:
     rng = random.Random(size)
     nodes = chain_with_branches(size, rng)
     offers = offers_for(size, providers, kind, rng)
     traits = [ProviderTraits(f"p{number}", merge=number % 2 == 0) for number in range(providers)]
+    return lambda: plan(nodes, offers, traits, [nodes[-1].outputs[0]])
+
+
+def _by_cost(size: int) -> Callable[[], Plan]:
+    rng = random.Random(size)
+    nodes = chain_with_branches(size, rng)
+    offers = offers_for(size, 2, "random", rng)
+    return lambda: plan_by_cost(partial(_preferring, nodes, offers), nodes, offers, (), _costs(size))[0]
+
+
+def _in_stages(size: int) -> Callable[[], Plan]:
+    nodes = chain_with_branches(size, random.Random(size))
+    offers = [Offer(worker, (number,)) for worker in range(2) for number in range(size)]
+
+    def planned() -> Plan:
+        first = _preferring(nodes, offers, ())
+        staged = cut_into_stages(first, nodes, offers, (0, 1), (), _costs(size))
+        return _preferring(nodes, offers, staged.preferred)
+
+    return planned
+
+
+def _preferring(nodes: Sequence[PlanNode], offers: Sequence[Offer], preferred: Collection[int]) -> Plan:
+    traits = [ProviderTraits("p0", merge=True), ProviderTraits("p1", merge=True)]
+    return plan(nodes, offers, traits, [nodes[-1].outputs[0]], None, preferred)
+
+
+def _costs(size: int) -> Costs:
+    """Every node takes 10 µs and makes 4 KB; a hop costs 25 µs."""
+    return Costs([NodeCost(1e-5, True)] * size, {f"v{i}": 4096 for i in range(size)}, Crossing(hop=25e-6, byte=1e-10))
+
+
+def _planned(planned: Callable[[], Plan], rounds: int) -> tuple[list[Round], int]:
+    """CPU time of each round, in ms, and the number of partitions."""
     taken = []
     for _ in range(rounds):
         start = time.process_time()
-        planned = plan(nodes, offers, traits, [nodes[-1].outputs[0]])
+        made = planned()
         taken.append(Round((time.process_time() - start) * 1e3))
-    return taken, len(planned.partitions)
+    return taken, len(made.partitions)

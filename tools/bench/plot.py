@@ -10,6 +10,7 @@ from outrider.tools.bench.measure import Row
 
 LABELS, BARS, FIGURES, STEP = 380, 420, 130, 22  # widths of the three columns, and the height of a bar's row
 _SMALLEST = 100.0  # from this share between the longest and the shortest bar on, the axis is logarithmic
+_LEGEND = "blue: budget met; red: missed; grey: no budget. Black mark: the budget; thin line: spread of the rounds"
 _STYLE = (
     "text{font:12px sans-serif;fill:#222}.title{font-weight:bold;font-size:14px}.unit,.axis{fill:#666;font-size:11px}"
     ".bar{fill:#4c78a8}.missed{fill:#c44e52}.plain{fill:#9aa5b1}.budget{stroke:#111;stroke-width:2}"
@@ -22,8 +23,8 @@ def svg(benches: Sequence[tuple[str, Sequence[Row]]]) -> str:
 
     Blue bars keep to their budget, red ones do not, grey ones have none.
     """
-    parts: list[str] = []
-    top = 10
+    parts: list[str] = [f'<text class="axis" x="10" y="16">{_LEGEND}</text>']
+    top = 24
     for name, rows in benches:
         parts.append(f'<text class="title" x="10" y="{top + 16}">outrider bench {escape(name)}</text>')
         top += 30
@@ -91,6 +92,7 @@ def _panel(unit: str, rows: Sequence[Row], top: int) -> Iterator[str]:
         if row.limit is not None:
             x = f"{axis.at(row.limit):.1f}"
             yield f'<line class="budget" x1="{x}" x2="{x}" y1="{y + 1}" y2="{y + STEP - 3}"/>'
-        ratio = "" if row.ratio is None else f"  {row.ratio:.2f} x"
         right = LABELS + BARS + 6
-        yield f'<text class="axis" x="{right}" y="{y + 14}">{row.value:.4g}{ratio}</text>'
+        yield f'<text class="axis" x="{right}" y="{y + 14}">{row.value:.4g}</text>'
+        if row.ratio is not None:
+            yield f'<text class="axis" x="{right + FIGURES // 2}" y="{y + 14}">{row.ratio:.2f} x</text>'
