@@ -279,8 +279,8 @@ class LoadedSession:
         start = monotonic_ns()
         with self._trace.into(recorder):
             ended = self._serve(lane, run)
-        args: Args = {"partition": number, "run": run, "slot": lane.slot}
-        args.update(session=self.session, generation=self.generation)
+        where = {"session": self.session, "generation": self.generation}
+        args: Args = {"partition": number, "run": run, "slot": lane.slot, **where}
         if lane.failed:
             args["error"] = lane.failed
         recorder.add("partition", f"partition {number}", start, int(ended * 1e9), args)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -16,16 +15,6 @@ from outrider.providers.wire.spans import Args, Recorder
 from outrider.shm.board import Layout
 
 
-@contextlib.contextmanager
-def unit_span(recorder: Recorder, unit: Unit, args: Args) -> Iterator[Args]:
-    """The span of one run of a unit. A unit of one node counts for its operator, unless its provider told of steps."""
-    steps, start = recorder.steps, monotonic_ns()
-    with recorder.timed("unit", unit_name(unit), args):
-        yield args
-    if len(unit.nodes) == 1 and recorder.steps == steps:
-        recorder.count(unit.nodes[0].label, monotonic_ns() - start)
-
-
 def unit_name(unit: Unit) -> str:
     """Names of its nodes, the first three of many."""
     return first_names([node.name for node in unit.nodes])
@@ -35,9 +24,15 @@ def run_unit(
     recorder: Recorder, bound: BoundUnit, slot: int, arguments: Sequence[Any], targets: Mapping[str, Layout]
 ) -> list[tuple[int, Any]]:
     """`bound.run(slot, arguments, targets)` with its span, which tells what was written."""
-    with unit_span(recorder, bound.unit, {}) as args:
-        results = bound.run(slot, arguments, targets)
+    results: list[tuple[int, Any]] = []
+    args: Args = {}
+
+    def call(inputs: Sequence[Any]) -> Sequence[Any]:
+        results.extend(bound.run(slot, inputs, targets))
         args.update(written(bound, results))
+        return results
+
+    repeated(recorder, bound.unit, args, call)(arguments)
     return results
 
 
@@ -51,10 +46,24 @@ def written(bound: BoundUnit, results: Sequence[tuple[int, Any]]) -> Args:
 
 
 def repeated(recorder: Recorder, unit: Unit, args: Args, call: Run) -> Run:
-    """`call`, which runs the unit again on the same places, with the span of each time."""
+    """`call`, which runs the unit, with the span of each time.
+
+    A unit of one node counts for its operator, unless its provider tells of steps.
+    """
+    name = unit_name(unit)
+    operator = unit.nodes[0].label if len(unit.nodes) == 1 else ""
 
     def traced(inputs: Sequence[Any]) -> Sequence[Any]:
-        with unit_span(recorder, unit, dict(args)):
-            return call(inputs)
+        steps, start = recorder.steps, monotonic_ns()
+        try:
+            returned = call(inputs)
+        except BaseException as error:
+            recorder.add("unit", name, start, monotonic_ns(), {**args, "error": type(error).__name__})
+            raise
+        end = monotonic_ns()
+        recorder.add("unit", name, start, end, args)
+        if operator and recorder.steps == steps:
+            recorder.count(operator, end - start)
+        return returned
 
     return traced

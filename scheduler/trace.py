@@ -116,16 +116,17 @@ def run_traced(
     name = "run"
     try:
         before = counters.copied_bytes
-        with recorder.timed("copy", "inputs") as told:
-            run = runner.begin(slot, feeds, defaults, signature, targets)
-            told["bytes"] = counters.copied_bytes - before
+        run = runner.begin(slot, feeds, defaults, signature, targets)
+        begun, copied = monotonic_ns(), counters.copied_bytes
         args["run"], name = run, f"run {run}"
-        with recorder.timed("wait", "workers"):
+        recorder.add("copy", "inputs", start, begun, {"bytes": copied - before})
+        try:
             runner.wait(slot, run)
-        before = counters.copied_bytes
-        with recorder.timed("copy", "results") as told:
-            results = runner.finish(slot, run, wanted, signature, waited=True)
-            told["bytes"] = counters.copied_bytes - before
+        finally:
+            woken = monotonic_ns()
+            recorder.add("wait", "workers", begun, woken, {})
+        results = runner.finish(slot, run, wanted, signature, waited=True)
+        recorder.add("copy", "results", woken, monotonic_ns(), {"bytes": counters.copied_bytes - copied})
     except BaseException as error:
         args["error"] = type(error).__name__
         raise

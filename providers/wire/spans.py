@@ -145,14 +145,16 @@ class Trace:
                 args["op"] = op
             self.recorder.step(name, op, start, end, args)
 
-    @contextlib.contextmanager
-    def into(self, recorder: Recorder | None) -> Iterator[None]:
-        """For the worker: what is done in this block belongs to the session of `recorder`, None if it is not traced."""
+    def into(self, recorder: Recorder | None) -> Trace:
+        """For the worker: what is done in a `with` of this belongs to the session of `recorder`, None if not traced."""
         self.recorder, self.on = recorder, recorder is not None
-        try:
-            yield
-        finally:
-            self.recorder, self.on = None, False
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc: object) -> None:
+        self.recorder, self.on = None, False
 
 
 # As messages --------------------------------------------------------------------------------------------------------
