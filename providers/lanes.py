@@ -14,7 +14,7 @@ from outrider.shm.doorbell import Doorbell
 if TYPE_CHECKING:
     from outrider.providers.host import Partition
 
-KEPT = 32  # combinations of layouts whose runs a lane can repeat
+KEPT = 16  # combinations of layouts whose runs a lane can repeat
 
 
 class Lane:
