@@ -112,7 +112,7 @@ class BoundUnit:
     def repeatable(self) -> Binding | None:
         """The binding of the last run, if calling it again with the same arrays is all there is to do."""
         last = self._last
-        if last is None or last.blocks or last.spilled or None in last.placed:
+        if last is None or last.spilled or None in last.placed:
             return None
         return last
 

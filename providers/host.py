@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic, monotonic_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from outrider.providers.binding import BINDINGS, BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
 from outrider.providers.lanes import Lane, LaneGroup, serve_ready
-from outrider.providers.steady import Call, Steady
+from outrider.providers.steady import Block, Call, Outcome, Steady
 from outrider.providers.targets import Targets
 from outrider.providers.tracing import repeated, run_unit, unit_name, written
 from outrider.providers.wire import values
@@ -94,6 +94,7 @@ class Partition:
         read: list[tuple[BoardReader, int, int]] = []
         calls: list[Call] | None = []
         stamps: list[tuple[int, int]] = []
+        blocks: list[Block] = []
         for port in self.inputs:
             number = number_of(port.reader.word(port.edge, slot))
             if number == VOID:
@@ -121,25 +122,16 @@ class Partition:
                     run = repeated(recorder, unit.unit, written(unit, results), run)
                 calls.append((unit.unit, run, arguments))
                 stamps += binding.stamps
+                blocks += binding.blocks
             for port_out, (number, value) in zip(unit.outputs, results, strict=True):
                 known[port_out.name] = value
                 numbers[port_out.name] = number
-        return Outcome([(edge, numbers[name]) for name, edge in self.outputs], read, calls, stamps)
+        return Outcome([(edge, numbers[name]) for name, edge in self.outputs], read, calls, stamps, blocks)
 
 
 def _stays(argument: Any) -> bool:
     """True for what is at the same place in each run under this layout."""
     return argument is None or (type(argument) is np.ndarray and argument.dtype != object)
-
-
-class Outcome(NamedTuple):
-    """What a partition's run gave: (edge, layout number) to publish; what it read; calls, if they can be repeated,
-    and the stamps of the buffers that they write."""
-
-    published: list[tuple[int, int]]
-    read: list[tuple[BoardReader, int, int]]
-    calls: list[Call] | None
-    stamps: list[tuple[int, int]]
 
 
 class LoadedSession:
@@ -293,10 +285,11 @@ class LoadedSession:
         steady: Steady | None = None
         try:
             steady = lane.steady.get(lane.layouts)
-            if steady is not None and steady.fits():
+            while steady is not None and not steady.fits():
+                steady = steady.other
+            if steady is not None:
                 steady.repeat(run)
             else:
-                steady = None
                 begun = begun or monotonic()
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
@@ -326,10 +319,7 @@ class LoadedSession:
         board.publish(partition.done, slot, run, 1)
         # A later unit may have moved the buffer of an earlier one: a run in which nothing changed is kept.
         if outcome.calls is not None and STRONG_ORDER and changes == self._places.changes[slot]:
-            done = partition.done
-            lane.keep(
-                Steady(board, self._places, slot, outcome.read, outcome.calls, outcome.stamps, outcome.published, done)
-            )
+            lane.keep(Steady(board, self._places, self._pool, slot, outcome, partition.done))
 
     def _void(self, lane: Lane, run: int, why: str) -> None:
         """Nothing of this run will come from here: whoever waits shall not wait in vain."""

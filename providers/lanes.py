@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from outrider.providers.binding import VARIANTS
 from outrider.providers.steady import Steady
 from outrider.providers.tally import Tally
 from outrider.shm.board import STRONG_ORDER, fence, run_of
@@ -13,7 +14,7 @@ from outrider.shm.doorbell import Doorbell
 if TYPE_CHECKING:
     from outrider.providers.host import Partition
 
-KEPT = 32  # repeatable runs of a lane
+KEPT = 16  # combinations of layouts whose runs a lane can repeat
 
 
 class Lane:
@@ -76,6 +77,12 @@ class Lane:
         """Repeat this whenever inputs come in the layouts of the present run."""
         if len(self.steady) >= KEPT and self.layouts not in self.steady:
             self.steady.pop(next(iter(self.steady)))
+        if steady.pooled:
+            steady.other = last = self.steady.get(self.layouts)
+            for _ in range(VARIANTS - 2):
+                last = None if last is None else last.other
+            if last is not None:
+                last.other = None
         self.steady[self.layouts] = steady
 
 

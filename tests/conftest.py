@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.leaks import MARK, settled_leaks, snapshot
+from tests.leaks import MARK, Snapshot, settled_leaks, snapshot
 
 PATIENCE = 3.0  # seconds until something left behind counts as a leak
 HANG_FAST, HANG_SLOW = 120.0, 600.0  # seconds: ten times what such a test may take
@@ -114,20 +114,20 @@ def nothing_left_by_module() -> Iterator[None]:
     """The same for what a module's tests share: gone when the module is done."""
     before = snapshot()
     yield
-    _check(before, "the module's fixtures")
+    _check(before, "the module and its fixtures", orphans=True)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest, nothing_left_by_module: None) -> Iterator[None]:
     """No process, segment, socket folder, descriptor, mapping or thread more than before the test."""
-    before = snapshot()
+    before = snapshot(orphans=False)  # those are looked for when the module is done
     yield
     # The traceback of a failed test keeps its local variables alive, sessions and results among them.
     if not request.node.stash.get(FAILED, False):
-        _check(before, "the test")
+        _check(before, "the test", orphans=False)
 
 
-def _check(before: object, who: str) -> None:
-    found = settled_leaks(before, PATIENCE)
+def _check(before: Snapshot, who: str, orphans: bool) -> None:
+    found = settled_leaks(before, PATIENCE, orphans)
     if found:
         pytest.fail(f"{who} left behind:\n  " + "\n  ".join(found), pytrace=False)

@@ -1,9 +1,9 @@
 """What a test may leave behind: nothing. A snapshot of the process's resources, and the difference of two.
 
-Counted are child processes (and those whose parent died: every process that inherited this run's mark), entries of
-/dev/shm, what lies in this run's temporary folder under a name that begins with `outrider-`, open descriptors, mapped
-memfds and Python threads. Differences are relative, so a fleet that a module shares between its tests does not count
-against each of them.
+Counted are child processes (and, where all processes are looked at, those whose parent died: every process that
+inherited this run's mark), entries of /dev/shm, what lies in this run's temporary folder under a name that begins with
+`outrider-`, open descriptors, mapped memfds and Python threads. Differences are relative, so a fleet that a module
+shares between its tests does not count against each of them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +39,10 @@ class Snapshot:
     threads: Counter[str]
 
 
-def snapshot() -> Snapshot:
-    """The resources of this process now."""
+def snapshot(orphans: bool = True) -> Snapshot:
+    """The resources of this process now. `orphans`: look at all processes of the machine, which takes milliseconds."""
     return Snapshot(
-        processes=_processes(),
+        processes=_processes(_everyone() if orphans else _children()),
         shared=frozenset(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else frozenset(),
         folders=frozenset(name for name in os.listdir(tempfile.gettempdir()) if name.startswith("outrider-")),
         descriptors=_descriptors(),
@@ -66,10 +67,10 @@ def leaks(before: Snapshot, after: Snapshot) -> list[str]:
     return found
 
 
-def settled_leaks(before: Snapshot, patience: float) -> list[str]:
+def settled_leaks(before: Snapshot, patience: float, orphans: bool = True) -> list[str]:
     """Leaks that outlive a garbage collection and `patience` seconds: a killed process needs a moment to be gone."""
     deadline = time.monotonic() + patience
-    while found := leaks(before, snapshot()):
+    while found := leaks(before, snapshot(orphans)):
         gc.collect()
         if time.monotonic() > deadline:
             break
@@ -79,16 +80,30 @@ def settled_leaks(before: Snapshot, patience: float) -> list[str]:
 
 def worker_pids() -> list[int]:
     """Workers that this run has started and that still run, oldest first."""
-    return sorted(pid for pid, command in _processes().items() if "outrider.providers" in command)
+    return sorted(pid for pid, command in _processes(_everyone()).items() if "outrider.providers" in command)
 
 
-def _processes() -> dict[int, str]:
-    """Children of this process, and whoever else carries the mark of this run in its environment."""
+def _everyone() -> list[str]:
+    return [entry for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
+
+
+def _children() -> list[str]:
+    """Children of this process; of all its threads, as each lists those that it has started itself."""
+    found: list[str] = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            found += Path("/proc/self/task", thread, "children").read_text().split()
+        except FileNotFoundError:  # the thread has ended, or this kernel has no such file
+            if not os.path.exists("/proc/thread-self/children"):
+                return _everyone()
+    return found
+
+
+def _processes(entries: Sequence[str]) -> dict[int, str]:
+    """Of these processes the children of this one, and who else carries the mark of this run in its environment."""
     ours = os.getpid()
     found = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == ours:
-            continue
+    for entry in entries:
         try:
             with open(f"/proc/{entry}/stat") as file:
                 # The command in parentheses may hold anything; after it come state, parent and, as 20th, the start.

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.providers.binding import VARIANTS
 from outrider.providers.lanes import KEPT, Lane, LaneGroup, serve_ready
-from outrider.providers.steady import Steady
+from outrider.providers.steady import Block, Outcome, Steady
 from outrider.providers.targets import Targets
 from outrider.providers.wire.messages import BOUND, START, UNBOUND
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions
 from outrider.scheduler.replica import Slot
 from outrider.scheduler.slots import Hold
 from outrider.shm.board import LAYOUTS_PER_EDGE, BoardReader, BoardWriter, number_of, run_of
+from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment, create_segment
 from tests.builders import chain
@@ -123,12 +125,20 @@ class Boards:
         ports = [SimpleNamespace(reader=self.reader, edge=edge) for edge in (1, 2)]
         partition: Any = SimpleNamespace(inputs=ports, targets=Targets(self.reader, {}))
         self.lane = Lane(partition, 0, [])
+        self.released = memoryview(bytearray(8 * 8)).cast("Q")
+        self.pool = PoolWriter(self._segment(), self.released, 0, 8, memory=1)
 
     @staticmethod
-    def _board(edges: int) -> tuple[Places, BoardWriter]:
+    def _segment() -> Segment:
         fd = create_segment("board", 1 << 24)
-        segment = Segment(fd, writable=True)
-        os.close(fd)
+        try:
+            return Segment(fd, writable=True)
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def _board(cls, edges: int) -> tuple[Places, BoardWriter]:
+        segment = cls._segment()
         board = BoardWriter(segment, edges, 1, 1)
         return Places(segment, board, edges, 1), board
 
@@ -138,7 +148,7 @@ class Boards:
             _, number = self.caller.tensor(edge, 0, 2, np.dtype(np.uint8), (count,), "input")
             self.inputs.publish(edge, 0, run, number)
 
-    def learn(self, count: int) -> list[int]:
+    def learn(self, count: int, block: Block | None = None) -> list[int]:
         """Keep the run that is ready, with an output of that many bytes; what its call will add to when repeated."""
         _, number = self.worker.tensor(0, 0, 2, np.dtype(np.uint8), (count,), "output")
         read = [(self.reader, edge, number_of(self.reader.word(edge, 0))) for edge in (1, 2)]
@@ -151,13 +161,15 @@ class Boards:
 
         unit: Any = None
         stamps = [(at, self.worker.stamps[at])]
-        self.lane.keep(Steady(self.outputs, self.worker, 0, read, [(unit, call, [])], stamps, [(0, number)], done=1))
+        outcome = Outcome([(0, number)], read, [(unit, call, [])], stamps, [] if block is None else [block])
+        self.lane.keep(Steady(self.outputs, self.worker, self.pool, 0, outcome, done=1))
         return calls
 
     def kept(self) -> Steady | None:
-        self.lane.ready()
         steady = self.lane.steady.get(self.lane.layouts)
-        return steady if steady is not None and steady.fits() else None
+        while steady is not None and not steady.fits():
+            steady = steady.other
+        return steady
 
 
 def test_what_was_done_for_each_combination_of_layouts_is_repeated() -> None:
@@ -207,6 +219,33 @@ def test_nothing_is_repeated_whose_buffer_moved_or_whose_numbers_mean_something_
     for count in range(LAYOUTS_PER_EDGE + 1):  # of an input
         boards.arrive(7 + count, 5, 10 + count)
     assert not kept_for(30, 5, 5)
+
+
+def test_results_in_the_output_pool_are_repeated_into_the_blocks_that_are_free() -> None:
+    boards = Boards()
+    lane, pool = boards.lane, boards.pool
+    done, blocks = {}, [(*pool.take(5000), 5000) for _ in range(VARIANTS + 1)]
+    pool.published()
+    for run, block in enumerate(blocks, 1):
+        boards.arrive(run, 5, 5)
+        assert lane.ready() == run
+        assert boards.kept() is None  # the caller holds all of them
+        done[block] = boards.learn(10, block)
+        lane.last = run
+    for run, held in enumerate([0, 3, 2, 3, 1, 4], len(blocks) + 1):
+        boards.released[blocks[held][0]] += 1
+        boards.arrive(run, 5, 5)
+        assert lane.ready() == run
+        steady = boards.kept()
+        if held == 0:  # more than are kept
+            assert steady is None
+            continue
+        assert steady is not None
+        steady.repeat(run)
+        assert done[blocks[held]].pop() == 10
+        assert not pool.is_free(*blocks[held])
+        assert boards.kept() is None
+        lane.last = run
 
 
 def test_a_lane_keeps_so_many_runs_to_repeat() -> None:

@@ -49,6 +49,9 @@ def test_child_and_orphan_are_named() -> None:
     try:
         found = leaks(before, snapshot())
         assert any(line.startswith(f"process {child.pid}: sleep 61") for line in found)
+        assert [line for line in leaks(before, snapshot(orphans=False)) if "sleep" in line] == [
+            line for line in found if "sleep 61" in line
+        ]
         assert any(line.startswith(f"process {orphan}: sleep 60") for line in found)
     finally:
         child.kill()

@@ -17,7 +17,7 @@ from onnx import TensorProto
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.steady import SIGNATURES, Signature
-from tests.builders import model, node, tensor
+from tests.builders import chain, model, node, tensor
 from tests.interrupts import interrupted
 
 pytestmark = pytest.mark.fast
@@ -202,6 +202,27 @@ def test_results_that_nobody_wants_give_their_blocks_back(fleet: Fleet) -> None:
         for _ in range(40):
             assert session.run(["s"], {"x": x})[0].tolist() == [LARGE]
         assert session.stats()["allocated_bytes"] == before
+
+
+def test_large_results_are_steady_too_and_failures_lose_none_of_their_blocks(fleet: Fleet) -> None:
+    options = SessionOptions(fleet=fleet, pins={"n0": TOUCHY}, output_memory=12 * LARGE)
+    x, bad = np.ones(LARGE, np.float32), np.full(LARGE, -13, np.float32)
+    with InferenceSession(chain("Relu", shape=["N"]), options=options) as session:
+        held: list[np.ndarray] = []
+        for number in range(6):
+            held = [session.run(None, {"x": x * number})[0], *held[:1]]  # three blocks in turn
+        bound = session.stats()["providers"][TOUCHY]["bound"]
+        for number in range(10):
+            with pytest.raises(errors.KernelError, match="unlucky"):
+                session.run(None, {"x": bad})
+            held = [session.run(None, {"x": x * number})[0], *held[:1]]
+            assert [result[-1] for result in held] == ([number, number - 1] if number else [0, 5])
+        held.clear()
+        before = session.stats()
+        assert session.run(None, {"x": x})[0].sum() == LARGE
+        after = session.stats()
+    assert after["copies"] - before["copies"] == 1  # the input: the result is leased
+    assert after["providers"][TOUCHY]["bound"] == bound
 
 
 def test_a_death_in_the_steady_state_is_a_death() -> None:

@@ -72,7 +72,9 @@ def rows(request: Request) -> list[Row]:
     return made
 
 
-def _growing(request: Request, what: str, problem: Callable[[int], Callable[[], Plan]], budget_ms: float | None = None) -> list[Row]:
+def _growing(
+    request: Request, what: str, problem: Callable[[int], Callable[[], Plan]], budget_ms: float | None = None
+) -> list[Row]:
     """One row per size of what `problem(size)` returns."""
     made: list[Row] = []
     first: list[Round] = []
