@@ -270,7 +270,8 @@ class InferenceSession:
         targets: Targets | None = None,
     ) -> list[Any]:
         """One run in the next free slot."""
-        slots, hold = self._runner.slots, Hold[Slot]()
+        slots = self._runner.slots
+        hold: Hold[Slot] = Hold()
         try:
             while True:
                 self._revive()

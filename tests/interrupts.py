@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD")  # instructions after which CPython looks for signals
+LOOKS = ("CALL", "JUMP_BACKWARD")  # instructions after which CPython looks for signals, and when a function begins
 
 
 @contextmanager
@@ -23,12 +23,12 @@ def interrupted(files: str | tuple[str, ...], moments: int) -> Iterator[None]:
         if not frame.f_code.co_filename.endswith(files):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "call" or (event == "opcode" and before.get(frame, "").startswith(LOOKS)):
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
         if event == "opcode":
-            if before.get(frame, "").startswith(LOOKS):
-                left -= 1
-                if left < 0:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
             before[frame] = opcode.opname[frame.f_code.co_code[frame.f_lasti]]
         return trace
 
