@@ -93,7 +93,8 @@ class AsyncRuns:
     def __init__(self, slots: Slots[Slot]) -> None:
         self._slots = slots
         self._begun: deque[Job] = deque()
-        self._wake = threading.Condition()
+        self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
+        self._wake = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._closed = False
@@ -105,7 +106,7 @@ class AsyncRuns:
 
     def begin(self, job: Job) -> None:
         """The job has a slot now. May be called again, before its thread has begun it."""
-        with self._wake:
+        with self._lock:
             if job not in self._begun:
                 self._begun.append(job)
             if self._idle < len(self._begun):
@@ -118,18 +119,25 @@ class AsyncRuns:
         """Fail what has not begun with `error`, and wait for what has. Idempotent; runs in flight have been told."""
         for ticket in self._slots.close():
             assert isinstance(ticket, Job)
+            with self._lock:  # a signal may have come when it had been given a slot, and before that was told here
+                if ticket.begun:
+                    continue
+                if ticket in self._begun:
+                    self._begun.remove(ticket)
+            self._slots.give(ticket.hold)
             if ticket.future.set_running_or_notify_cancel():
                 ticket.fail(error)
-        with self._wake:
+        with self._lock:
             self._closed = True
             self._wake.notify_all()
         for thread in self._threads:
-            if thread is not threading.current_thread():  # a callback may close the session
+            # A callback may close the session; and a signal may have come before the thread was started.
+            if thread is not threading.current_thread() and thread.ident is not None:
                 thread.join()
 
     def _loop(self) -> None:
         while True:
-            with self._wake:
+            with self._lock:
                 self._idle += 1
                 self._wake.wait_for(lambda: self._begun or self._closed)
                 self._idle -= 1

@@ -88,7 +88,8 @@ class Replica:
         self.closed = False
         self.ended = False
         self._stories: dict[int, OutriderError] = {}
-        self._told = threading.Condition()
+        self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
+        self._told = threading.Condition(self._lock)
 
     # Told by the monitor's thread -----------------------------------------------------------------------------------
     def on_failed(self, message: messages.Failed) -> None:
@@ -96,7 +97,7 @@ class Replica:
         generation = self.generation
         if generation is None or message.generation != generation.number:
             return
-        with self._told:
+        with self._lock:
             if message.run not in self._stories:
                 self._stories[message.run] = error_of(message, generation)
                 while len(self._stories) > STORIES:
@@ -119,7 +120,7 @@ class Replica:
 
     def wake(self) -> None:
         """Have every blocked caller look at `death` and `closed`."""
-        with self._told:
+        with self._lock:
             self._told.notify_all()
         for slot in self.slots:
             slot.bell.ring()
@@ -157,7 +158,7 @@ class Replica:
 
     def story(self, run: int) -> OutriderError:
         """Why a run is void."""
-        with self._told:
+        with self._lock:
             told = self._told.wait_for(lambda: run in self._stories or self.death or self.closed, FAILURE_SECONDS)
             if run in self._stories:
                 return self._stories.pop(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
 from tests.builders import chain
+from tests.interrupts import interrupted
 
 pytestmark = pytest.mark.fast
 
@@ -220,3 +222,20 @@ def test_a_death_fails_the_runs_in_flight_and_those_that_wait_run_on_the_next_in
         ended = [future.exception(ENOUGH) for future in futures[1:]]
         assert all(error is None or isinstance(error, errors.WorkerDiedError) for error in ended)
         assert float(session.run(None, feed(5))[0][0, 0]) == 5
+
+
+def test_a_signal_at_any_moment_of_asking_for_a_run_hangs_nobody(fleet: Fleet) -> None:
+    """In the queue, in what starts and wakes threads, and within the locks of Python's threading."""
+    moment, ended = -1, False
+    with InferenceSession(chain("Neg", shape=["N"]), options=SessionOptions(fleet=fleet, max_in_flight=1)) as session:
+        x = np.ones(3, np.float32)
+        while not ended:
+            moment += 1
+            with contextlib.suppress(KeyboardInterrupt):
+                with interrupted(("slots.py", "asynchronous.py", "threading.py"), moment):
+                    asked = session.run_async(None, {"x": x})
+                    ended = True
+                assert asked.result()[0].tolist() == [-1, -1, -1]
+            assert session.run(None, {"x": x})[0].tolist() == [-1, -1, -1]
+            assert session.run_async(None, {"x": x}).result()[0].tolist() == [-1, -1, -1]
+    assert moment > 10
