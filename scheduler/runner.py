@@ -179,6 +179,8 @@ class Runner:
         wanted: Sequence[str],
     ) -> None:
         """Keep what the run that has just ended can be repeated by, unless an input has no place of its own."""
+        if not generation.lasts:
+            return  # all outputs are inputs or constants: nobody rings
         fed: dict[str, Array | None] = {}
         defaults: list[tuple[Array, Array]] = []
         for name in generation.inputs:

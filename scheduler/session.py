@@ -413,24 +413,28 @@ class InferenceSession:
     def _revive_one(self, replica: Replica) -> None:
         """Revive a replica; if somebody does already, wait for that unless another replica can serve meanwhile."""
         alone = all(other.ended for other in self._runner.replicas)
-        if not self._lock.acquire(blocking=alone):
-            return
+        held = False
         try:
-            if replica.death is not None:
+            for held in map(self._lock.acquire, (alone,)):  # see `slots.py`: Ctrl-C may follow a call
+                break
+            if held and replica.death is not None:
                 self._reload(replica, replica.slots)
         finally:
-            self._lock.release()
+            if held:
+                self._lock.release()
 
     def _revive_holding(self, slot: Slot) -> bool:
         """Revive the replica of a slot that the caller has taken; False if somebody else does, who needs the slot."""
-        if not self._lock.acquire(blocking=False):
-            return False
+        held = False
         try:
-            if slot.replica.death is not None:
+            for held in map(self._lock.acquire, (False,)):
+                break
+            if held and slot.replica.death is not None:
                 self._reload(slot.replica, [other for other in slot.replica.slots if other is not slot])
-            return True
+            return held
         finally:
-            self._lock.release()
+            if held:
+                self._lock.release()
 
     @limits_told()
     def _reload(self, replica: Replica, slots: Sequence[Slot]) -> None:

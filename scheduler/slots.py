@@ -154,19 +154,22 @@ class Slots(Generic[T]):
 
         One caller at a time; those who wait for any item come after it, as its end may be what they need.
         """
-        self._exclusive.acquire()
         tickets = [_Waiting(Hold[T](), item) for item in (self.items if items is None else items)]
-        self._all = [ticket.hold for ticket in tickets]
+        held = False
         try:
+            for held in map(self._exclusive.acquire, (True,)):
+                break
+            self._all = [ticket.hold for ticket in tickets]
             with self._lock:
                 self._waiting.extendleft(tickets)
                 self._serve()
             for ticket in tickets:
                 ticket.wait()
         except BaseException:  # KeyboardInterrupt
-            for ticket in tickets:
-                self._leave(ticket)
-            self.give_all()
+            if held:
+                for ticket in tickets:
+                    self._leave(ticket)
+                self.give_all()
             raise
 
     def give_all(self) -> None:

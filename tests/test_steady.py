@@ -225,6 +225,16 @@ def test_large_results_are_steady_too_and_failures_lose_none_of_their_blocks(fle
     assert after["providers"][TOUCHY]["bound"] == bound
 
 
+def test_a_model_that_passes_all_on(fleet: Fleet) -> None:
+    """There is no partition, so no ring to wait for."""
+    passing = model([], [tensor("x", ["N"])], [tensor("x", ["N"]), tensor("k", [1])], {"k": np.ones(1, np.float32)})
+    with InferenceSession(passing, options=SessionOptions(fleet=fleet)) as session:
+        assert session.stats()["partitions"] == 0
+        for number in range(5):
+            x, k = session.run(None, {"x": np.full(3, number, np.float32)})
+            assert (x.tolist(), k.tolist()) == ([number] * 3, [1])
+
+
 def test_a_death_in_the_steady_state_is_a_death() -> None:
     x = np.ones(5, np.float32)
     with Fleet(["cpu", "cpu:1", TOUCHY]) as own, session_on(own) as session:
