@@ -163,6 +163,26 @@ def test_an_initializer_comes_back_when_it_is_not_fed(fleet: Fleet) -> None:
             check(session.run(None, {"x": x, **fed}), ["y", "z", "w"], x, 5.0 if fed else 2.0)
 
 
+@pytest.mark.parametrize("fed", [True, False], ids=["an input", "a constant"])
+def test_a_model_that_computes_nothing_may_be_run_again(fleet: Fleet, fed: bool) -> None:
+    value = np.array([1, 2], np.float32)
+    names = ["x"] if fed else ["c"]
+    made = model([], [tensor(n, [2]) for n in names if fed], [tensor(n, [2]) for n in names], {} if fed else {"c": value})
+    with InferenceSession(made, options=SessionOptions(fleet=fleet)) as session:
+        feed = {"x": value} if fed else {}
+        target = session.empty(names[0], (2,))
+        binding = session.io_binding()
+        binding.bind_output(names[0], "cpu", 0, target.dtype, target.shape, target.ctypes.data)
+        if fed:
+            binding.bind_cpu_input("x", value)
+        for _ in range(5):
+            np.testing.assert_array_equal(session.run(None, feed)[0], value)
+            np.testing.assert_array_equal(session.run_async(None, feed).result()[0], value)
+            target[:] = 0
+            session.run_with_iobinding(binding)
+            np.testing.assert_array_equal(target, value)
+
+
 def test_results_that_nobody_wants_give_their_blocks_back(fleet: Fleet) -> None:
     nodes = [node("Relu", "x", "z", "first"), node("Shape", "z", "s", "second")]
     outputs = [tensor("z", ["N"]), tensor("s", [1], TensorProto.INT64)]
