@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.scheduler.errors import SessionClosedError
 from outrider.scheduler.replica import Slot
-from outrider.scheduler.slots import Slots, Ticket
+from outrider.scheduler.slots import Hold, Slots, Ticket
 
 log = logging.getLogger("outrider.session")
 
@@ -32,7 +32,7 @@ class RunFuture(concurrent.futures.Future[list[Any]]):
 
 
 class Job(Ticket[Slot]):
-    """A run that was asked for. `work(slot)` runs it and gives the slot back; `done(results, error)` tells the caller.
+    """A run that was asked for. `work(hold)` runs it in the slot that `hold` has.
 
     It keeps its session alive until it has ended, through `work`.
     """
@@ -40,27 +40,30 @@ class Job(Ticket[Slot]):
     def __init__(
         self,
         queue: AsyncRuns,
-        work: Callable[[Slot], list[Any]],
+        work: Callable[[Hold[Slot]], list[Any]],
         callback: Callable[[list[Any], Any, str], object] | None,
         user_data: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(Hold())
         self.future = RunFuture()
         self._queue = queue
         self._work = work
         self._callback = callback
         self._user_data = user_data
 
-    def served(self, item: Slot) -> None:
-        self._queue.begin(self, item)
+    def served(self) -> None:
+        self._queue.begin(self)
 
-    def run(self, slot: Slot, slots: Slots[Slot]) -> None:
+    def run(self, slots: Slots[Slot]) -> None:
         """Run it, unless it was cancelled, and tell the caller."""
         if not self.future.set_running_or_notify_cancel():
-            slots.give(slot)
+            slots.give(self.hold)
             return
         try:
-            results = self._work(slot)
+            try:
+                results = self._work(self.hold)
+            finally:
+                slots.give(self.hold)
         except BaseException as error:  # whatever it is belongs to the caller
             self.fail(error)
         else:
@@ -89,7 +92,7 @@ class AsyncRuns:
 
     def __init__(self, slots: Slots[Slot]) -> None:
         self._slots = slots
-        self._begun: deque[tuple[Job, Slot]] = deque()
+        self._begun: deque[Job] = deque()
         self._wake = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -100,10 +103,11 @@ class AsyncRuns:
         if not self._slots.enqueue(job):
             raise SessionClosedError("the session was closed", what="session")
 
-    def begin(self, job: Job, slot: Slot) -> None:
-        """The job has a slot now."""
+    def begin(self, job: Job) -> None:
+        """The job has a slot now. May be called again, before its thread has begun it."""
         with self._wake:
-            self._begun.append((job, slot))
+            if job not in self._begun:
+                self._begun.append(job)
             if self._idle < len(self._begun):
                 thread = threading.Thread(target=self._loop, name="outrider-run", daemon=True)
                 self._threads.append(thread)
@@ -131,6 +135,7 @@ class AsyncRuns:
                 self._idle -= 1
                 if not self._begun:
                     return
-                job, slot = self._begun.popleft()
-            job.run(slot, self._slots)
-            del job, slot  # an idle thread keeps no session alive
+                job = self._begun.popleft()
+                job.begun = True
+            job.run(self._slots)
+            del job  # an idle thread keeps no session alive

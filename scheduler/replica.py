@@ -64,6 +64,13 @@ class Slot:
     repeated: SteadyRun | None = None  # by the last run
     counters: Copies = field(default_factory=Copies)
 
+    def forget(self) -> None:
+        """The last run was repeated, or interrupted: its inputs may lie where the defaults of others were."""
+        if self.repeated is not None or self.pending:
+            self.repeated = None
+            for held in self.inputs.values():
+                held.default = None
+
 
 class Replica:
     """Listens to the monitor for one session number.

@@ -27,14 +27,12 @@ from outrider.shm.board import ENCODED, NONE, VOID, Layout, number_of, run_of
 class Runner:
     """The data plane of a session. A run takes one of the slots; slots of all replicas stand in one queue.
 
-        slot = runner.slots.take()
-        try:
-            run = runner.begin(slot, feeds, defaults, signature)
-            results = runner.finish_steadily(slot, run)
-            if results is None:
-                results = runner.finish(slot, run, wanted, signature)
-        finally:
-            runner.slots.give(slot)
+        slot = runner.slots.take(hold)
+        run = runner.begin(slot, feeds, defaults, signature)
+        results = runner.finish_steadily(slot, run)
+        if results is None:
+            results = runner.finish(slot, run, wanted, signature)
+        runner.slots.give(hold)
 
     A worker sees a run when it sees a word of it: the words of targets are written first, then the start word, then
     those of the inputs. Both methods raise KernelError, ProviderContractError, OutOfMemoryError, WorkerDiedError,
@@ -92,10 +90,7 @@ class Runner:
             slot.repeated = steady
             slot.counters.add(steady.nbytes, steady.copies)
             return run
-        if slot.repeated is not None:
-            slot.repeated = None
-            for held in slot.inputs.values():
-                held.default = None  # what was repeated may have written there
+        slot.forget()
         generation.sweep()
         spans: list[tuple[int, int, int]] = []
         words = [
@@ -236,6 +231,7 @@ class Runner:
         """See a run to its end whose caller has left, at whatever moment that was, and give its results back."""
         generation = slot.replica.generation
         assert generation is not None
+        slot.forget()
         self._start(generation, slot)
         self._wait(slot, slot.pending)
         run, slot.pending, slot.feeds = slot.pending, 0, None
@@ -284,6 +280,7 @@ class Runner:
             held = slot.inputs[name] = Input(value.dtype, value.shape, array, number)
         if not default or held.default is not value:
             assert held.array is not None
+            held.default = None  # should this be interrupted, nobody knows what is there
             np.copyto(held.array, value)
             held.default = value if default else None
             slot.counters.add(value.nbytes)

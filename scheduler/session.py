@@ -40,6 +40,7 @@ from outrider.scheduler.replica import Replica, Slot
 from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
+from outrider.scheduler.slots import Hold
 from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature, Signatures
 from outrider.scheduler.strategy import replicas
@@ -192,17 +193,14 @@ class InferenceSession:
         checked, wanted, signature = self._checked(output_names, input_feed)
         feeds = dict(checked)  # the caller may put the next run's arrays into its own
 
-        def work(slot: Slot) -> list[Any]:
-            held: Slot | None = slot
-            try:
-                self._check_open()
-                if slot.replica.death is not None and not self._revive_holding(slot):
-                    held = None
-                    return self._run(feeds, wanted, signature)
-                return self._run_in(slot, feeds, wanted, signature)
-            finally:
-                if held is not None:
-                    self._runner.slots.give(held)
+        def work(hold: Hold[Slot]) -> list[Any]:
+            slot = hold.item
+            assert slot is not None
+            self._check_open()
+            if slot.replica.death is not None and not self._revive_holding(slot):
+                self._runner.slots.give(hold)
+                return self._run(feeds, wanted, signature)
+            return self._run_in(slot, feeds, wanted, signature)
 
         job = Job(self._resources.asynchronous, work, callback, user_data)
         self._resources.asynchronous.submit(job)
@@ -273,20 +271,25 @@ class InferenceSession:
         targets: Targets | None = None,
     ) -> list[Any]:
         """One run in the next free slot."""
-        while True:
-            self._revive()
-            recorder = self._runner.recorder
-            if recorder is None:
-                slot = self._runner.slots.take()
-            else:
-                with recorder.timed("wait", "slot"):
-                    slot = self._runner.slots.take()
-            if slot.replica.death is None or self._revive_holding(slot):
-                break
+        slots, hold = self._runner.slots, Hold[Slot]()
         try:
-            return self._run_in(slot, feeds, wanted, signature, targets)
-        finally:
-            self._runner.slots.give(slot)
+            while True:
+                self._revive()
+                recorder = self._runner.recorder
+                if recorder is None:
+                    slot = slots.take(hold)
+                else:
+                    with recorder.timed("wait", "slot"):
+                        slot = slots.take(hold)
+                if slot.replica.death is None or self._revive_holding(slot):
+                    break
+                slots.give(hold)  # it is waited for
+            results = self._run_in(slot, feeds, wanted, signature, targets)
+            slots.give(hold)
+        except BaseException:
+            slots.give(hold)  # not in a `finally`: Ctrl-C may come within the one above
+            raise
+        return results
 
     def _run_in(
         self,
@@ -297,7 +300,7 @@ class InferenceSession:
         targets: Targets | None = None,
     ) -> list[Any]:
         """One run in a slot that the caller has taken. `targets`: of outputs in `wanted`, which names each once."""
-        passed = {} if targets is None else self._passed_on(targets, feeds)
+        passed = {} if targets is None else self._passed_on(slot, targets, wanted, feeds)
         runner, recorder = self._runner, self._runner.recorder
         if recorder is None:
             run = runner.begin(slot, feeds, self._defaults, signature, targets)
@@ -308,9 +311,12 @@ class InferenceSession:
         else:
             results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature, targets)
         for name, (target, value) in passed.items():
-            np.copyto(target, value)
-            slot.counters.add(target.nbytes)
-            results[name] = target
+            if target is None:
+                results[name] = value
+            else:
+                np.copyto(target, value)
+                slot.counters.add(target.nbytes)
+                results[name] = target
         if len(results) == len(wanted):
             return [results[name] for name in wanted]
         returned: list[Any] = []
@@ -323,18 +329,24 @@ class InferenceSession:
                 returned.append(self._passed_through(name, feeds))
         return returned
 
-    def _passed_on(self, targets: Targets, feeds: Mapping[str, Any]) -> dict[str, tuple[Array, Array]]:
-        """The targets of outputs that no worker makes, and what is to be written there when the run has ended."""
-        generation = self._runner.replicas[0].generation
-        computed = {} if generation is None else generation.outputs
-        passed: dict[str, tuple[Array, Array]] = {}
-        for name, target in targets.arrays.items():
-            if name not in computed:
-                value = np.asarray(self._passing(name, feeds))
-                check_target(name, target, onnx_name(value.dtype), value.shape)
-                if any(np.may_share_memory(value, other) for other in targets.arrays.values()):
-                    value = value.copy()  # the run may write over it
-                passed[name] = target, value
+    def _passed_on(
+        self, slot: Slot, targets: Targets, wanted: Sequence[str], feeds: Mapping[str, Any]
+    ) -> dict[str, tuple[Array | None, Any]]:
+        """Outputs that no worker makes: their targets (None: the caller's own), and what they will be after the run."""
+        generation = slot.replica.generation
+        passed: dict[str, tuple[Array | None, Any]] = {}
+        for name in wanted:
+            if generation is None or name in generation.outputs:
+                continue
+            target = targets.arrays.get(name)
+            if target is None:
+                passed[name] = None, self._passed_through(name, feeds)  # now: the run may write over it
+                continue
+            value = np.asarray(self._passing(name, feeds))
+            check_target(name, target, onnx_name(value.dtype), value.shape)
+            if any(np.may_share_memory(value, other) for other in targets.arrays.values()):
+                value = value.copy()  # the run may write over it
+            passed[name] = target, value
         return passed
 
     def _passing(self, name: str, feeds: Mapping[str, Any]) -> Any:
@@ -410,9 +422,8 @@ class InferenceSession:
             self._lock.release()
 
     def _revive_holding(self, slot: Slot) -> bool:
-        """Revive the replica of a slot that the caller has taken; if somebody else does, give the slot back: False."""
+        """Revive the replica of a slot that the caller has taken; False if somebody else does, who needs the slot."""
         if not self._lock.acquire(blocking=False):
-            self._runner.slots.give(slot)  # it is waited for
             return False
         try:
             if slot.replica.death is not None:
@@ -432,7 +443,7 @@ class InferenceSession:
             self._resources.tracing.watch(replica.deployer, replica.placer.workers)
             self._deploy(replica, replica.blueprint)
         finally:
-            self._runner.slots.give_all(slots)
+            self._runner.slots.give_all()
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

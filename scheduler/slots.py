@@ -2,6 +2,11 @@
 
 Who asks leaves a ticket; `take` is a ticket that a thread waits on, `enqueue` takes any other. At most `limit` tickets
 wait: with `reject` more are refused, else `enqueue` blocks until there is room (a thread in `take` waits anyway).
+
+A signal's handler may raise at any moment, Ctrl-C within `take` or `give` included. So an item is always in the list of
+free ones or in a Hold, and goes from one to the other by `for hold.item in map(...)`: a loop takes the next item and
+stores it without looking for signals, as a call does when it returns. `give` does nothing for a Hold without an item,
+so whoever was interrupted gives once more.
 """
 
 from __future__ import annotations
@@ -14,31 +19,52 @@ from typing import Generic, TypeVar
 from outrider.scheduler.errors import QueueFullError
 
 T = TypeVar("T")
+_NOTHING = object()
+
+
+class Hold(Generic[T]):
+    """What one caller has: an item, or None."""
+
+    __slots__ = ("item",)
+
+    def __init__(self) -> None:
+        self.item: T | None = None
 
 
 class Ticket(Generic[T]):
-    """A place in the queue. `only`: the one item it waits for, None for any."""
+    """A place in the queue. `hold` gets the item; `only`: the one it waits for, None for any.
 
-    def __init__(self, only: T | None = None) -> None:
+    `begun`: its owner knows that it was served; to be set before the item is given back.
+    """
+
+    def __init__(self, hold: Hold[T], only: T | None = None) -> None:
+        self.hold = hold
         self.only = only
+        self.begun = False
 
-    def served(self, item: T) -> None:
-        """The item is this ticket's now. Called once, within the queue's lock: must not block, raise or come back."""
+    def served(self) -> None:
+        """There is an item in `hold` now. Called within the queue's lock: must not block, raise or come back.
+
+        Called again if a signal came meanwhile, unless it has `begun`.
+        """
         raise NotImplementedError
 
 
 class _Waiting(Ticket[T]):
     """A ticket that a thread waits on."""
 
-    def __init__(self, only: T | None) -> None:
-        super().__init__(only)
-        self.called = threading.Lock()
-        self.called.acquire()
-        self.item: T | None = None
+    def __init__(self, hold: Hold[T], only: T | None = None) -> None:
+        super().__init__(hold, only)
+        self._called = threading.Lock()
+        self._called.acquire()
 
-    def served(self, item: T) -> None:
-        self.item = item
-        self.called.release()
+    def served(self) -> None:
+        if self._called.locked():
+            self._called.release()
+
+    def wait(self) -> None:
+        self._called.acquire()
+        self.begun = True
 
 
 class Slots(Generic[T]):
@@ -59,34 +85,36 @@ class Slots(Generic[T]):
         # The one used last is taken first: its places are bound and warm. Popped and appended without the lock where
         # nobody waits: who waits leaves its ticket first and then looks for a free item, who gives does the reverse.
         self._free = list(reversed(items))
-        self._pop = self._free.pop if group is None else self._pop_spread  # IndexError if nothing is free
+        self._next = iter(self._free.pop, _NOTHING)  # IndexError if nothing is free
         self._waiting: deque[Ticket[T]] = deque()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._exclusive = threading.Lock()
+        self._all: list[Hold[T]] = []  # of who has `_exclusive`
         self._blocked = 0  # threads that wait for room
         self._closed = False
 
-    def take(self) -> T:
-        """The next free item, first come, first served."""
-        if not self._waiting:
-            try:
-                return self._pop()
-            except IndexError:
-                pass
-        ticket: _Waiting[T] = _Waiting(None)
+    def take(self, hold: Hold[T]) -> T:
+        """Put the next free item into `hold`, first come, first served; returns it.
+
+        Whatever it raises, `give(hold)` after it.
+        """
+        if not self._waiting and self._take_free(hold):
+            assert hold.item is not None
+            return hold.item
+        ticket = _Waiting(hold)
         try:
             with self._lock:
                 if self._reject and not self._free and self._full():
                     raise self._refusal()
                 self._waiting.append(ticket)
                 self._serve()
-            ticket.called.acquire()
+            ticket.wait()
         except BaseException:  # KeyboardInterrupt
             self._leave(ticket)
             raise
-        assert ticket.item is not None
-        return ticket.item
+        assert hold.item is not None
+        return hold.item
 
     def enqueue(self, ticket: Ticket[T]) -> bool:
         """Serve the ticket now if an item is free, else in its turn; blocks for room in the queue unless it rejects.
@@ -106,9 +134,12 @@ class Slots(Generic[T]):
             self._serve()
         return True
 
-    def give(self, item: T) -> None:
-        """Give an item back: to whoever waits longest for it, if any."""
-        self._free.append(item)
+    def give(self, hold: Hold[T]) -> None:
+        """Give what is held back, if anything: to whoever waits longest for it, if any."""
+        item = hold.item
+        if item is not None:
+            for hold.item in map(self._free.append, (item,)):
+                break
         if self._waiting:
             with self._lock:
                 self._serve()
@@ -119,26 +150,24 @@ class Slots(Generic[T]):
         One caller at a time; those who wait for any item come after it, as its end may be what they need.
         """
         self._exclusive.acquire()
-        tickets: list[_Waiting[T]] = []
+        tickets = [_Waiting(Hold[T](), item) for item in (self.items if items is None else items)]
+        self._all = [ticket.hold for ticket in tickets]
         try:
             with self._lock:
-                for item in self.items if items is None else items:
-                    ticket: _Waiting[T] = _Waiting(item)
-                    tickets.append(ticket)
-                    self._waiting.appendleft(ticket)
+                self._waiting.extendleft(tickets)
                 self._serve()
             for ticket in tickets:
-                ticket.called.acquire()
+                ticket.wait()
         except BaseException:  # KeyboardInterrupt
             for ticket in tickets:
                 self._leave(ticket)
-            self._exclusive.release()
+            self.give_all()
             raise
 
-    def give_all(self, items: Sequence[T] | None = None) -> None:
+    def give_all(self) -> None:
         """Give back what `take_all` took."""
-        for item in self.items if items is None else items:
-            self.give(item)
+        for hold in self._all:
+            self.give(hold)
         self._exclusive.release()
 
     def close(self) -> list[Ticket[T]]:
@@ -152,46 +181,51 @@ class Slots(Generic[T]):
         return left
 
     def _leave(self, ticket: _Waiting[T]) -> None:
-        """Take a ticket out of the queue, or pass on what it was given."""
+        """Take a ticket out of the queue; what it was given stays in its hold."""
         with self._lock:
             if ticket in self._waiting:
                 self._waiting.remove(ticket)
-        if ticket.item is not None:
-            self.give(ticket.item)
 
     def _serve(self) -> None:
         """Match free items and tickets, the earliest first. Called with the lock held."""
         for ticket in list(self._waiting):
-            if not self._free:
-                break
-            try:
-                if ticket.only is None:
-                    item = self._pop()
-                else:
-                    self._free.remove(ticket.only)
-                    item = ticket.only
-            except (IndexError, ValueError):  # not free, or taken this moment by who found nobody waiting
-                continue
+            if not ticket.begun:
+                if ticket.hold.item is None and not self._take_free(ticket.hold, ticket.only):
+                    if not self._free:
+                        break
+                    continue
+                ticket.served()
             self._waiting.remove(ticket)
-            ticket.served(item)
         if self._blocked:
             self._room.notify_all()
 
-    def _pop_spread(self) -> T:
-        """A free item of the group with most of them; of these the one used last."""
+    def _take_free(self, hold: Hold[T], only: T | None = None) -> bool:
+        """Put a free item into `hold`; False if none is free, or `only` is not."""
+        if only is None and self._group is None:
+            try:
+                for hold.item in self._next:
+                    break
+            except IndexError:
+                return False
+            return True
+        for item in self._spread() if only is None else (only,):
+            try:
+                for _ in map(self._free.remove, (item,)):
+                    hold.item = item
+                    return True
+            except ValueError:  # not free, or taken this moment by who found nobody waiting
+                continue
+        return False
+
+    def _spread(self) -> list[T]:
+        """Free items, those of the group with most of them first; of these the one used last."""
         group = self._group
         assert group is not None
         free = list(reversed(self._free))
         count: dict[Hashable, int] = {}
         for item in free:
             count[group(item)] = count.get(group(item), 0) + 1
-        for item in sorted(free, key=lambda one: count[group(one)], reverse=True):
-            try:
-                self._free.remove(item)
-            except ValueError:  # taken meanwhile
-                continue
-            return item
-        return self._free.pop()
+        return sorted(free, key=lambda one: count[group(one)], reverse=True)
 
     def _full(self) -> bool:
         return self._limit is not None and len(self._waiting) >= self._limit

@@ -140,7 +140,7 @@ class SteadyRun:
     __slots__ = (
         "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "returned_copies", "_copied",
         "_defaults", "_large", "_in_place", "_own", "_bells", "_lasts", "_results", "_slot", "_as_of",
-        "_stamps", "_records", "_others",
+        "_stamps", "_records", "_others", "_unwanted",
     )  # fmt: skip
 
     def __init__(
@@ -181,6 +181,7 @@ class SteadyRun:
         readers = {number: side.reader for number, side in generation.sides.items()}
         self._lasts = tuple((readers[b].words, readers[b].index(edge, slot)) for b, edge in generation.lasts)
         self._results: dict[str, tuple[memoryview, int, int, int, int, Array | None]] = {}
+        self._unwanted: list[tuple[memoryview, int, int, int, int]] = []
         self.complete = False
         """Whether `results` may be asked for: every output is copied from where it lay, or lies in its target."""
         self.returned_copies = self.returned_bytes = 0
@@ -267,22 +268,26 @@ class SteadyRun:
                 array = None if in_place else self.generation.result(board, layout)
                 at, version = reader.version_at(edge, slot, number)
                 self._results[name] = (reader.words, reader.index(edge, slot), number, at, version, array)
-        # A large result that nobody asked for may come in a block of the output pool, which is to be given back.
-        unwanted = [
-            self.generation.sides[board].reader.layout(edge, slot, number_of(self._word(board, edge, slot))).nbytes
-            for name, (board, edge) in outputs.items()
-            if name not in wanted
-        ]
-        self.complete = list(self._results) == list(wanted) and max(unwanted, default=0) <= LARGE
+        # A result that nobody asked for may come in a block of the output pool, which is to be given back. Its size may
+        # be known in the run only, so it is watched.
+        pooled = False
+        for name, (board, edge) in outputs.items():
+            if name not in wanted:
+                reader = self.generation.sides[board].reader
+                number = number_of(reader.word(edge, slot))
+                pooled = pooled or reader.layout(edge, slot, number).block is not None
+                at, version = reader.version_at(edge, slot, number)
+                self._unwanted.append((reader.words, reader.index(edge, slot), number, at, version))
+        self.complete = list(self._results) == list(wanted) and not pooled
         copied = [known[5] for known in self._results.values() if known[5] is not None]
         self.returned_copies, self.returned_bytes = len(copied), sum(array.nbytes for array in copied)
-
-    def _word(self, board: int, edge: int, slot: int) -> int:
-        return self.generation.sides[board].reader.word(edge, slot)
 
     def results(self, run: int, targets: Targets | None) -> list[Array] | None:
         """All results, in order, copies or targets; None if one of them does not lie where it lay."""
         base = run << 16
+        for words, index, number, at, version in self._unwanted:
+            if words[index] != base | number or words[at] != version:
+                return None
         returned: list[Array] = []
         for words, index, number, at, version, array in self._results.values():
             if words[index] != base | number or words[at] != version:

@@ -137,22 +137,17 @@ class BoardWriter:
         known = self._known[pair]
         if known is None:
             known = self._known[pair] = {}
-        number = known.pop(layout, None)
-        if number is None:
-            # Dicts keep the order of insertion, and every use inserts anew: the first is the least recently used.
-            if len(known) == LAYOUTS_PER_EDGE:
-                number = known.pop(next(iter(known)))
-                self.changes[slot] += 1
-            else:
-                number = len(known) + 1
-            try:
+        try:
+            number = known.pop(layout, None)
+            if number is None:
+                # Dicts keep the order of insertion, and every use inserts anew: the first is the least recently used.
+                full = len(known) == LAYOUTS_PER_EDGE
+                number = known.pop(next(iter(known))) if full else len(known) + 1
                 self._define(pair, number, layout)
-            except BaseException:
-                # The number is lost from the dict: forget all, or the next definition might reuse a live one.
-                self._known[pair] = None
-                self.changes[slot] += 1
-                raise
-        known[layout] = number
+            known[layout] = number
+        except BaseException:  # the number may be lost, and the next one be that of a live layout
+            self._known[pair] = None
+            raise
         return number
 
     def index(self, edge: int, slot: int) -> int:
@@ -182,6 +177,8 @@ class BoardWriter:
         start = at * 8 // _POPULATE * _POPULATE
         self._segment.populate(start, min(_POPULATE, self._arena - start), "board")
         words = self._words
+        if words[at]:
+            self.changes[pair % self._slots] += 1
         words[at] = 0
         words[at + 1] = layout.kind
         words[at + 2] = layout.dtype

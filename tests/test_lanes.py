@@ -17,6 +17,8 @@ from outrider.providers.steady import Block, Outcome, Steady
 from outrider.providers.targets import Targets
 from outrider.providers.wire.messages import BOUND, START, UNBOUND
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions
+from outrider.scheduler.replica import Slot
+from outrider.scheduler.slots import Hold
 from outrider.shm.board import LAYOUTS_PER_EDGE, BoardReader, BoardWriter, number_of, run_of
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
@@ -267,13 +269,15 @@ def test_a_worker_serves_runs_in_the_order_of_their_beginning(tmp_path: pathlib.
             options = SessionOptions(fleet=fleet, max_in_flight=3)
             with InferenceSession(chain("Identity", shape=["N"]), options=options) as session:
                 runner = session._runner
-                slots = [runner.slots.take() for _ in range(3)][::-1]
+                holds = [Hold[Slot]() for _ in range(3)]
+                slots = [runner.slots.take(hold) for hold in holds][::-1]
                 feeds = [{"x": np.full(1, value, np.float32)} for value in range(3)]
                 runs = [runner.begin(slot, feed, {}, None) for slot, feed in zip(slots, feeds, strict=True)]
                 os.write(opened, b"...")
                 for slot, run, feed in zip(slots, runs, feeds, strict=True):
                     assert runner.finish(slot, run, ["y"], None)["y"] == feed["x"]
-                    runner.slots.give(slot)
+                for hold in holds:
+                    runner.slots.give(hold)
         assert [slot.index for slot in slots] == [2, 1, 0]
         assert log.read_text().split() == ["0.0", "1.0", "2.0"]
     finally:

@@ -27,6 +27,7 @@ from outrider.shm.board import (
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import LayoutError
 from outrider.shm.segment import PAGE, Segment, create_segment, read_only
+from tests.interrupts import interrupted
 
 pytestmark = pytest.mark.fast
 EDGES, SLOTS, GENERATION = 3, 2, 7
@@ -278,3 +279,35 @@ def test_runs_between_two_processes():
         there.close()
         back.close()
         os.close(fd)
+
+
+@pytest.mark.parametrize("before", [3, LAYOUTS_PER_EDGE])
+@pytest.mark.parametrize("known", [True, False])
+def test_an_interrupted_definition_gives_no_number_two_meanings(before, known):
+    """Whoever keeps a number either finds its record as it was, or is told by `changes`."""
+    shapes = [Layout(TENSOR, 1, 4, (n,), ARENA, 4 * n, None) for n in range(40)]
+    moment, ended = -1, False
+    while not ended:
+        moment += 1
+        _, writer, reader = make_board()
+        kept = {}
+        for layout in shapes[:before]:
+            number = writer.number(0, 1, layout)
+            kept[layout] = (number, writer.version_at(0, 1, number), writer.changes[1])
+        try:
+            with interrupted("board.py", moment):
+                writer.number(0, 1, shapes[1 if known else 30])
+                ended = True
+        except KeyboardInterrupt:
+            pass
+        for layout in (*shapes[20:24], *shapes[:before]):
+            assert reader.layout(0, 1, writer.number(0, 1, layout)) == layout
+            for number, (at, version), changes in kept.values():
+                assert writer.changes[1] != changes or writer.version_at(0, 1, number) == (at, version)
+            if writer.changes[1] != changes:  # they look, and keep what is still good
+                kept = {
+                    layout: (number, (at, version), writer.changes[1])
+                    for layout, (number, (at, version), _) in kept.items()
+                    if writer.version_at(0, 1, number) == (at, version)
+                }
+    assert moment > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.steady import SIGNATURES, Signature
 from tests.builders import chain, model, node, tensor
+from tests.interrupts import interrupted
 
 pytestmark = pytest.mark.fast
 
@@ -181,6 +183,31 @@ def test_a_model_that_computes_nothing_may_be_run_again(fleet: Fleet, fed: bool)
             target[:] = 0
             session.run_with_iobinding(binding)
             np.testing.assert_array_equal(target, value)
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_an_initializer_comes_back_after_an_interrupted_run_that_was_fed_another(fleet: Fleet, general: bool) -> None:
+    """Whichever moment: the feed lies where the initializer lay."""
+    x, w = np.ones(3, np.float32), np.array([5], np.float32)
+    moment, ended = -1, False
+    with session_on(fleet, max_in_flight=1) as session:
+        for _ in range(4):
+            check(session.run(None, {"x": x}), ["y", "z", "w"], x)
+            check(session.run(None, {"x": x, "w": w}), ["y", "z", "w"], x, 5.0)
+        kept = session._runner.slots.items[0].steady
+        while not ended:
+            moment += 1
+            with contextlib.suppress(KeyboardInterrupt):
+                for fed in ({}, {"w": w}):
+                    if general:
+                        kept.clear()
+                    with interrupted(("runner.py", "scheduler/steady.py"), moment if fed else 1 << 20):
+                        check(session.run(None, {"x": x, **fed}), ["y", "z", "w"], x, 5.0 if fed else 2.0)
+                ended = True
+            if general:
+                kept.clear()
+            check(session.run(None, {"x": x}), ["y", "z", "w"], x)
+    assert moment > 5
 
 
 def test_results_that_nobody_wants_give_their_blocks_back(fleet: Fleet) -> None:

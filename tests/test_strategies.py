@@ -14,6 +14,8 @@ import pytest
 from outrider.providers.contract import Claim
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions
 from outrider.scheduler.errors import ClaimBrokenError, InvalidOptionError, WorkerDiedError
+from outrider.scheduler.replica import Slot
+from outrider.scheduler.slots import Hold
 from tests.builders import chain, model, node, tensor
 
 pytestmark = pytest.mark.fast
@@ -123,10 +125,11 @@ def test_runs_in_flight_are_spread_over_the_replicas(fleet: Fleet) -> None:
     with InferenceSession(MODEL, providers=["cpu", "cpu:1"], options=options) as session:
         slots = session._runner.slots
         for _ in range(3):
-            taken = [slots.take() for _ in range(3)]
+            holds = [Hold[Slot]() for _ in range(3)]
+            taken = [slots.take(hold) for hold in holds]
             assert {slot.replica for slot in taken[:2]} == set(session._runner.replicas)
-            for slot in taken:
-                slots.give(slot)
+            for hold in holds:
+                slots.give(hold)
 
 
 def test_a_kind_with_fewer_workers_serves_several_replicas(fleet: Fleet) -> None:
@@ -160,7 +163,7 @@ def test_the_death_of_one_replica_leaves_the_other_and_is_mended_by_the_next_run
         with session._lock:  # as if another caller mended it now: this run goes to the other replica
             session._runner.slots.take_all(first.slots)
             (y,) = session.run(None, {"x": X[1]})
-            session._runner.slots.give_all(first.slots)
+            session._runner.slots.give_all()
         assert np.array_equal(y, expected[1])
         assert first.death is not None
         (y,) = session.run(None, {"x": X[0]})

@@ -445,6 +445,10 @@ def test_an_input_that_is_passed_on_and_overwritten(fleet: Fleet) -> None:
         session.run_with_iobinding(bind(session, {"x": x}, y=x, x=kept))
         np.testing.assert_array_equal(kept, X3)
         np.testing.assert_array_equal(x, X3 + [1, 2, 3])
+        x[...] = X3
+        binding = bind(session, {"x": x}, y=x, x=None)
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(binding.get_outputs()[1].numpy(), X3)
 
 
 def test_one_array_for_two_inputs_and_one_pool_for_two_outputs(fleet: Fleet) -> None:

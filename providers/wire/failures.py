@@ -69,7 +69,10 @@ def fail(nodes: Sequence[Node], values: Sequence[Value], items: Sequence[Any], c
     as they came (missing ones were omitted). The provider's name is filled in by the coordinator, which knows it.
     """
     if isinstance(cause, OutriderError):
-        raise cause
+        try:
+            raise cause
+        finally:
+            del cause  # or this frame, which the traceback holds, would hold it: a cycle around all that the run had
     one = nodes[0] if len(nodes) == 1 else None
     if one:
         what = f"node {one.name} ({one.label}, opset {one.opset})"

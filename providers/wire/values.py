@@ -28,26 +28,27 @@ def _padded(count: int) -> int:
 
 def encode(value: Any) -> list[Buffer]:
     """The chunks whose concatenation is the encoded value. Raises WireError for values ONNX has no type for."""
-    buffers: list[Buffer] = []
-    offset = 0
+    body = _Body()
+    header = msgpack.packb(body.describe(value))
+    lead = struct.pack("<Q", len(header)) + header
+    return [lead + b"\0" * (_padded(len(lead)) - len(lead)), *body.buffers]
 
-    def put(data: Buffer, nbytes: int) -> int:
-        nonlocal offset
-        start = offset
-        buffers.append(data)
-        padding = _padded(nbytes) - nbytes
-        if padding:
-            buffers.append(b"\0" * padding)
-        offset += nbytes + padding
-        return start
 
-    def describe(item: Any) -> dict[str, Any]:
+class _Body:
+    """What comes after the header. No closures: one that calls itself is a cycle that keeps the value alive."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        self._end = 0
+
+    def describe(self, item: Any) -> dict[str, Any]:
+        """The item for the header; its bytes are added here."""
         if item is None:
             return {"kind": "none"}
         if isinstance(item, dict):
-            return {"kind": "map", "keys": list(item.keys()), "values": [describe(one) for one in item.values()]}
+            return {"kind": "map", "keys": list(item.keys()), "values": [self.describe(one) for one in item.values()]}
         if isinstance(item, (list, tuple)):
-            return {"kind": "list", "items": [describe(one) for one in item]}
+            return {"kind": "list", "items": [self.describe(one) for one in item]}
         if isinstance(item, str):
             item = np.array(item, dtype=object)
         array = np.asarray(item)
@@ -55,18 +56,24 @@ def encode(value: Any) -> list[Buffer]:
             dtype = onnx_name(array.dtype)
         except ValueError as error:
             raise WireError(str(error), where="value", reason="no ONNX type") from error
+        shape = list(array.shape)
         if dtype == "string":
             texts = [text.decode() if isinstance(text, bytes) else str(text) for text in array.ravel()]
             blob = msgpack.packb(texts)
-            return {"kind": "string", "shape": list(array.shape), "offset": put(blob, len(blob)), "nbytes": len(blob)}
+            return {"kind": "string", "shape": shape, "offset": self._put(blob, len(blob)), "nbytes": len(blob)}
         array = np.ascontiguousarray(array).reshape(array.shape)
         data = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-        start = put(data, array.nbytes)
-        return {"kind": "tensor", "dtype": dtype, "shape": list(array.shape), "offset": start, "nbytes": array.nbytes}
+        start = self._put(data, array.nbytes)
+        return {"kind": "tensor", "dtype": dtype, "shape": shape, "offset": start, "nbytes": array.nbytes}
 
-    header = msgpack.packb(describe(value))
-    lead = struct.pack("<Q", len(header)) + header
-    return [lead + b"\0" * (_padded(len(lead)) - len(lead)), *buffers]
+    def _put(self, data: Buffer, nbytes: int) -> int:
+        start = self._end
+        self.buffers.append(data)
+        padding = _padded(nbytes) - nbytes
+        if padding:
+            self.buffers.append(b"\0" * padding)
+        self._end += nbytes + padding
+        return start
 
 
 def size(chunks: Sequence[Buffer]) -> int:
