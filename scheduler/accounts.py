@@ -126,6 +126,8 @@ def _notes(replicas: Sequence[Replica]) -> tuple[str, ...]:
     notes: list[str] = []
     if len(replicas) > 1:
         notes.append(f"{len(replicas)} replicas; a node is shown where the first has it")
+    elif placer.options.strategy == "replicate":
+        notes.append("there is one replica: no two providers are of one kind, with the same options and environment")
     if placer.options.strategy in AT_ONCE:
         workers = dict.fromkeys(worker for replica in replicas for worker in replica.placer.workers)
         notes.append(f"threads: {', '.join(f'{worker.name} {worker.threads}' for worker in workers)}")

@@ -54,6 +54,7 @@ class Fleet:
         """
         fleet = cls.__new__(cls)
         fleet._setup(specs, start_deadline, threads, at_once)
+        fleet._finalizer.atexit = False  # the session closes it, and before that gets its trace
         return fleet
 
     @limits_told()

@@ -14,7 +14,7 @@ import numpy as np
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.graph import Value
 from outrider.scheduler.deploy import Generation
-from outrider.scheduler.errors import DtypeMismatchError, InputTypeError
+from outrider.scheduler.errors import DtypeMismatchError, InputNotFoundError, InputTypeError
 from outrider.scheduler.feeds import check_feeds, check_shape, unknown_input, unknown_output
 from outrider.scheduler.inplace import Array, Targets
 from outrider.scheduler.options import invalid_option
@@ -192,7 +192,8 @@ def empty_for(
     """See `InferenceSession.empty`: an input lies in the memory of this process, an output where its worker writes."""
     declared = {value.name: value for value in (*outputs, *inputs)}
     if name not in declared:
-        raise unknown_input(name, list(declared))
+        message = f"the model has no input or output {name!r}. It has {', '.join(map(str, declared))}."
+        raise InputNotFoundError(message, name=name, known=list(declared))
     value, dims = declared[name], checked_shape(shape)
     if not is_tensor(value.dtype) or value.dtype == "string":
         raise invalid_option(

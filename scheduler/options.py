@@ -52,19 +52,24 @@ def unknown_option(name: str, known: Collection[str], where: str) -> UnknownOpti
 
 def invalid_option(name: str, value: Any, expected: str) -> InvalidOptionError:
     """The error for an option value that cannot be taken."""
-    message = f"option {name}={value!r} is not valid: expected {expected}."
+    message = f"option {name}={_written(value)} is not valid: expected {expected}."
     return InvalidOptionError(message, name=name, value=_plain(value), expected=expected)
 
 
 def unsupported_option(name: str, value: Any, reason: str) -> UnsupportedOptionError:
     """The error for what is designed but not built."""
-    message = f"{name}={value!r} is not supported yet: {reason}"
+    message = f"{name}={_written(value)} is not supported yet: {reason}"
     return UnsupportedOptionError(message, option=name, value=_plain(value), reason=reason)
 
 
 def _plain(value: Any) -> Any:
     """What an error can carry through pickle."""
-    return value if isinstance(value, (str, int, float, bytes, type(None))) else repr(value)
+    return value if isinstance(value, (str, int, float, bytes, type(None))) else _written(value)
+
+
+def _written(value: Any) -> str:
+    """A value as the caller wrote it."""
+    return repr(dict(value) if isinstance(value, MappingProxyType) else value)
 
 
 class _Options:

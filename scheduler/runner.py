@@ -178,9 +178,12 @@ class Runner:
         signature: Signature,
         wanted: Sequence[str],
     ) -> None:
-        """Keep what the run that has just ended can be repeated by, unless an input has no place of its own."""
+        """Keep what the run that has just ended can be repeated by, unless an input has no place of its own.
+
+        Where nothing is computed there is nothing to repeat, and nobody who would ring.
+        """
         if not generation.lasts:
-            return  # all outputs are inputs or constants: nobody rings
+            return
         fed: dict[str, Array | None] = {}
         defaults: list[tuple[Array, Array]] = []
         for name in generation.inputs:

@@ -181,8 +181,8 @@ class InferenceSession:
     ) -> RunFuture:
         """Ask for a run and go on; the Future gives what `run` would return or raise, and can be awaited in asyncio.
 
-        The feed is checked now and read when the run begins, in the order of asking: leave its arrays alone until the
-        Future is done. At most `queue_size` runs wait; then this call blocks, or raises QueueFullError with
+        The feed is checked now and its arrays are read when the run begins, in the order of asking: leave them alone
+        until the Future is done. At most `queue_size` runs wait; then this call blocks, or raises QueueFullError with
         `queue='reject'`. `callback(results, user_data, error)` is called in a thread of the session just before the
         Future is done; `error` is '' or what went wrong, with no results then.
         """
@@ -190,7 +190,8 @@ class InferenceSession:
         checked_run_options(run_options)
         if callback is not None and not callable(callback):
             raise invalid_option("callback", callback, "a function of (results, user_data, error), or None")
-        feeds, wanted, signature = self._checked(output_names, input_feed)
+        checked, wanted, signature = self._checked(output_names, input_feed)
+        feeds = dict(checked)  # the caller may put the next run's arrays into its own
 
         def work(hold: Hold[Slot]) -> list[Any]:
             slot = hold.item

@@ -165,6 +165,26 @@ def test_an_initializer_comes_back_when_it_is_not_fed(fleet: Fleet) -> None:
             check(session.run(None, {"x": x, **fed}), ["y", "z", "w"], x, 5.0 if fed else 2.0)
 
 
+@pytest.mark.parametrize("fed", [True, False], ids=["an input", "a constant"])
+def test_a_model_that_computes_nothing_may_be_run_again(fleet: Fleet, fed: bool) -> None:
+    value = np.array([1, 2], np.float32)
+    inputs, constants = ([tensor("x", [2])], {}) if fed else ([], {"x": value})
+    made = model([], inputs, [tensor("x", [2])], constants)
+    with InferenceSession(made, options=SessionOptions(fleet=fleet)) as session:
+        feed = {"x": value} if fed else {}
+        target = np.empty(2, np.float32)
+        binding = session.io_binding()
+        binding.bind_output("x", "cpu", 0, target.dtype, target.shape, target.ctypes.data)
+        if fed:
+            binding.bind_cpu_input("x", value)
+        for _ in range(5):
+            np.testing.assert_array_equal(session.run(None, feed)[0], value)
+            np.testing.assert_array_equal(session.run_async(None, feed).result()[0], value)
+            target[:] = 0
+            session.run_with_iobinding(binding)
+            np.testing.assert_array_equal(target, value)
+
+
 @pytest.mark.parametrize("general", [False, True])
 def test_an_initializer_comes_back_after_an_interrupted_run_that_was_fed_another(fleet: Fleet, general: bool) -> None:
     """Whichever moment: the feed lies where the initializer lay."""
@@ -223,16 +243,6 @@ def test_large_results_are_steady_too_and_failures_lose_none_of_their_blocks(fle
         after = session.stats()
     assert after["copies"] - before["copies"] == 1  # the input: the result is leased
     assert after["providers"][TOUCHY]["bound"] == bound
-
-
-def test_a_model_that_passes_all_on(fleet: Fleet) -> None:
-    """There is no partition, so no ring to wait for."""
-    passing = model([], [tensor("x", ["N"])], [tensor("x", ["N"]), tensor("k", [1])], {"k": np.ones(1, np.float32)})
-    with InferenceSession(passing, options=SessionOptions(fleet=fleet)) as session:
-        assert session.stats()["partitions"] == 0
-        for number in range(5):
-            x, k = session.run(None, {"x": np.full(3, number, np.float32)})
-            assert (x.tolist(), k.tolist()) == ([number] * 3, [1])
 
 
 def test_a_death_in_the_steady_state_is_a_death() -> None:

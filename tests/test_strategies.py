@@ -145,6 +145,12 @@ def test_a_kind_with_fewer_workers_serves_several_replicas(fleet: Fleet) -> None
     ]  # fmt: skip
 
 
+def test_a_single_replica_is_told(fleet: Fleet) -> None:
+    options = SessionOptions(fleet=fleet, strategy="replicate")
+    with InferenceSession(MODEL, providers=["cpu"], options=options) as session:
+        assert "there is one replica" in str(session.placement())
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_pin_to_one_of_several_replicas_is_an_error(fleet: Fleet, shared: bool) -> None:
     options = SessionOptions(strategy="replicate", pins={"mul*": "cpu:1"}, fleet=fleet if shared else None)

@@ -6,11 +6,14 @@ import concurrent.futures
 import json
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -430,6 +433,24 @@ def test_an_unchanged_program_is_traced_from_load_to_close(
     assert sorted(os.listdir(tmp_path)) == ["own.json", f"trace.{os.getpid()}.json", "trace.json"]
     assert [one.name for one in TraceFile(tmp_path / f"trace.{os.getpid()}.json").of("unit")] == ["n0"]
     assert len(TraceFile(tmp_path / "own.json").of("load")) == 2  # the coordinator's and the worker's
+
+
+@pytest.mark.parametrize("end", ["", "raise RuntimeError", "session.close()"], ids=["ends", "raises", "closes"])
+def test_a_program_that_closes_nothing_is_traced_whole(tmp_path: Path, end: str) -> None:
+    onnx.save(chain("Relu", shape=["N"]), tmp_path / "model.onnx")
+    program = f"""
+import numpy, outrider
+session = outrider.InferenceSession("model.onnx")
+session.run(None, {{"x": numpy.ones(3, numpy.float32)}})
+{end}
+"""
+    environment = {**os.environ, "OUTRIDER_TRACE": "trace.json"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (1 if "raise" in end else 0), done.stderr
+    trace = TraceFile(tmp_path / "trace.json")
+    assert [one.name for one in trace.of("unit")] == ["n0"] and trace.missing == []
 
 
 def test_a_session_that_cannot_be_made_is_traced_and_a_bad_path_is_told_first(
