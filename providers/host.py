@@ -35,6 +35,7 @@ from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment
+from outrider.shm.spin import Spin
 
 log = logging.getLogger("outrider.worker")
 
@@ -153,7 +154,7 @@ class LoadedSession:
         self.provider_name = provider_name
         self.counters = Counters()
         self.refused: list[dict[str, Any]] = []
-        self.spin_us = message.spin_us
+        self.spin = Spin(message.spin_us)
         self._send = send
         self._trace = trace
         self._recorder = trace.recorder
@@ -186,13 +187,13 @@ class LoadedSession:
             memory=own,
         )
         caller = readers[0]
-        self._groups = [LaneGroup(caller.words, caller.index(START, slot)) for slot in range(slots)]
+        self.groups = [LaneGroup(caller.words, caller.index(START, slot)) for slot in range(slots)]
         self._lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
         for plan in plans:
             partition = self._partition(plan, message, readers)
             if partition is None:
                 continue
-            for slot, group in enumerate(self._groups):
+            for slot, group in enumerate(self.groups):
                 bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
                 lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells)
                 group.add(lane, self._lanes.get((plan.after, slot)))
@@ -251,11 +252,11 @@ class LoadedSession:
 
     def poll(self) -> None:
         """Run every lane that is ready. What becomes ready by others' words is told by a ring."""
-        serve_ready(self._groups, self._serve if self._recorder is None else self._serve_traced)
+        serve_ready(self.groups, self._serve if self._recorder is None else self._serve_traced)
 
     def ready(self) -> bool:
         """Whether `poll` would run something."""
-        return any(lane.ready() for group in self._groups for lane in group.waiting)
+        return any(lane.ready() for group in self.groups for lane in group.waiting)
 
     def trace_into(self, recorder: Recorder | None) -> None:
         """Trace runs from now on, or no more."""
@@ -355,7 +356,7 @@ class LoadedSession:
             except (Exception, SystemExit):  # anyone's unload(): the others must not suffer from it
                 log.exception("provider %s failed to unload a unit", self.provider_name)
         self._unloads.clear()
-        self._groups.clear()
+        self.groups.clear()
         self._lanes.clear()
         for bell in (*self._bells.values(), *self._slot_bells):
             bell.close()

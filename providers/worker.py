@@ -31,6 +31,7 @@ import zmq
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Claim, Context, Decline, Provider, ProviderContractError
 from outrider.providers.host import LoadedSession
+from outrider.providers.lanes import LaneGroup
 from outrider.providers.loading import BUILT_IN, load_provider
 from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import NUMBER
@@ -46,6 +47,8 @@ from outrider.shm.spin import Spin
 
 EXIT_START = 3  # the provider did not start; the coordinator does not try again
 DESCRIPTOR_SECONDS = 30.0
+
+_NO_SPIN = Spin(0)
 
 log = logging.getLogger("outrider.worker")
 
@@ -119,7 +122,8 @@ class Worker:
         self.constants: dict[int, Constants] = {}
         self.recorders: dict[int, Recorder] = {}  # of sessions that are or were traced
         self.trace = Trace()
-        self.spin = Spin(0)
+        # The run slots of all sessions, flat: a fleet may hold many sessions, and each wake looks at all of them.
+        self._watched: list[tuple[memoryview, int, LaneGroup, LoadedSession]] = []
         self.provider: Provider
 
     def start(self) -> None:
@@ -163,21 +167,28 @@ class Worker:
     def loop(self) -> None:
         """Serve messages and runs until told to stop."""
         inbox, bell = self.control.inbox, self.bell.fileno()
-        loaded: LoadedSession | None
         while True:
             while inbox:
                 if not self.handle(inbox.popleft()):
                     return
-            for loaded in self.sessions.values():
-                loaded.poll()
-            loaded = None  # it would keep a session alive that is unloaded
+            spin = self._poll()
             # Whoever sends a message or publishes a word rings after it: to look again first is for nothing, unless
             # it saves being woken.
-            if not (self.spin.wanted and self.spin.until(self._work_came)):
+            if not (spin.wanted and spin.until(self._work_came)):
                 try:
                     os.eventfd_read(bell)  # quicker than os.read, but a signal that a provider handles ends it
                 except InterruptedError:
                     continue
+
+    def _poll(self) -> Spin:
+        """Run what is ready; the spin of the session that had work."""
+        # Not in loop(): its variables would keep a session alive that has been unloaded.
+        spin = _NO_SPIN
+        for words, start, group, loaded in self._watched:
+            if words[start] >> 16 > group.ended:
+                loaded.poll()
+                spin = loaded.spin
+        return spin
 
     def _work_came(self) -> bool | None:
         return True if self.control.inbox or any(loaded.ready() for loaded in self.sessions.values()) else None
@@ -285,7 +296,7 @@ class Worker:
                 loaded.unload()
             else:
                 self.sessions[message.session] = loaded
-                self._set_spin()
+                self._watch()
         self.control.send(messages.Loaded(message.session, message.generation, refused))
 
     def unload(self, session: int, keep_weights: bool = False) -> None:
@@ -293,7 +304,7 @@ class Worker:
         loaded = self.sessions.pop(session, None)
         if loaded is not None:
             loaded.unload()
-            self._set_spin()
+            self._watch()
         if not keep_weights:
             self.recorders.pop(session, None)
             self.constants.pop(session, None)
@@ -321,9 +332,11 @@ class Worker:
             message.request, spans, len(recorder), dict(recorder.threads), recorder.dropped, False
         )
 
-    def _set_spin(self) -> None:
-        """As long as the session that asks for the longest."""
-        self.spin = Spin(max((loaded.spin_us for loaded in self.sessions.values()), default=0))
+    def _watch(self) -> None:
+        """Look at the slots of the sessions that are loaded now."""
+        self._watched = [
+            (group.words, group.start, group, loaded) for loaded in self.sessions.values() for group in loaded.groups
+        ]
 
     def stats(self) -> dict[str, Any]:
         """{provider: its own counters, sessions: those of each session by its number}."""

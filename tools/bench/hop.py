@@ -44,8 +44,8 @@ SPINNING = f"1 partition, spinning for {SPIN} us"
 _KNOWN = Budget(value=35, ratio=0.4)  # a run of a known signature
 _BUDGETS = {
     "1 partition": _KNOWN,
-    TWO_SHAPES: _KNOWN,
-    NAMED: _KNOWN,
+    TWO_SHAPES: Budget(value=35),
+    NAMED: Budget(value=35),
     GENERAL: Budget(value=70),
     MORE: Budget(value=25, ratio=0.25),
 }
