@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -21,11 +22,26 @@ from outrider.scheduler.slots import Hold, Slots, Ticket
 log = logging.getLogger("outrider.session")
 
 
+class _Condition(threading.Condition):
+    """For a Future, which has one: its own `__enter__` and `__exit__` are no functions of Python's but the lock's.
+
+    A signal's handler may raise within the former. Then the lock is left locked, and the thread that is to set the
+    result hangs, with a run slot.
+    """
+
+    __enter__ = property(operator.attrgetter("_lock.__enter__"))
+    __exit__ = property(operator.attrgetter("_lock.__exit__"))
+
+
 class RunFuture(concurrent.futures.Future[list[Any]]):
     """The outputs of a run to come. Wait with `result(timeout)`, or `await` it in asyncio.
 
     `cancel` works until the run has begun.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = _Condition()
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return asyncio.wrap_future(self).__await__()

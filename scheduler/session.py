@@ -417,9 +417,8 @@ class InferenceSession:
         held = False
         try:
             for held in map(self._lock.acquire, (alone,)):  # see `slots.py`: Ctrl-C may follow a call
-                break
-            if held and replica.death is not None:
-                self._reload(replica, replica.slots)
+                if held and replica.death is not None:
+                    self._reload(replica, replica.slots)
         finally:
             if held:
                 self._lock.release()
@@ -429,9 +428,8 @@ class InferenceSession:
         held = False
         try:
             for held in map(self._lock.acquire, (False,)):
-                break
-            if held and slot.replica.death is not None:
-                self._reload(slot.replica, [other for other in slot.replica.slots if other is not slot])
+                if held and slot.replica.death is not None:
+                    self._reload(slot.replica, [other for other in slot.replica.slots if other is not slot])
             return held
         finally:
             if held:

@@ -158,8 +158,7 @@ class Slots(Generic[T]):
         held = False
         try:
             for held in map(self._exclusive.acquire, (True,)):
-                break
-            self._all = [ticket.hold for ticket in tickets]
+                self._all = [ticket.hold for ticket in tickets] if held else []
             with self._lock:
                 self._waiting.extendleft(tickets)
                 self._serve()

@@ -237,11 +237,11 @@ def test_a_signal_at_any_moment_of_asking_for_a_run_hangs_nobody(fleet: Fleet) -
         x = np.ones(3, np.float32)
         while not ended:
             moment += 1
-            with contextlib.suppress(KeyboardInterrupt):
-                with interrupted(("slots.py", "asynchronous.py", "threading.py"), moment):
-                    asked = session.run_async(None, {"x": x})
-                    ended = True
-                assert asked.result()[0].tolist() == [-1, -1, -1]
+            files = ("slots.py", "asynchronous.py", "threading.py", "futures/_base.py")
+            # At one moment of Condition.wait the lock is not held: the `with` around it makes a RuntimeError of that.
+            with contextlib.suppress(KeyboardInterrupt, RuntimeError), interrupted(files, moment):
+                assert session.run_async(None, {"x": x}).result()[0].tolist() == [-1, -1, -1]
+                ended = True
             assert session.run(None, {"x": x})[0].tolist() == [-1, -1, -1]
             assert session.run_async(None, {"x": x}).result()[0].tolist() == [-1, -1, -1]
     assert moment > 10
