@@ -416,7 +416,7 @@ class InferenceSession:
         alone = all(other.ended for other in self._runner.replicas)
         held = False
         try:
-            for held in map(self._lock.acquire, (alone,)):  # see `slots.py`: Ctrl-C may follow a call
+            for held in map(self._lock.acquire, (alone,)):  # noqa: B007 - see `slots.py`: Ctrl-C may follow a call
                 break
             if held and replica.death is not None:
                 self._reload(replica, replica.slots)
@@ -428,7 +428,7 @@ class InferenceSession:
         """Revive the replica of a slot that the caller has taken; False if somebody else does, who needs the slot."""
         held = False
         try:
-            for held in map(self._lock.acquire, (False,)):
+            for held in map(self._lock.acquire, (False,)):  # noqa: B007
                 break
             if held and slot.replica.death is not None:
                 self._reload(slot.replica, [other for other in slot.replica.slots if other is not slot])
@@ -537,16 +537,14 @@ class InferenceSession:
         return f"<InferenceSession{of} on {workers}{'' if self._finalizer.alive else ' (closed)'}>"
 
     # Not built yet -------------------------------------------------------------------------------------------------
-    def _later(self, method: str) -> NoReturn:
-        raise UnsupportedOptionError(
-            f"InferenceSession.{method} is not built yet; use run()",
-            option=f"InferenceSession.{method}",
-            reason="not built yet",
-        )
-
     def restart(self, provider: str) -> NoReturn:
         """Raises UnsupportedOptionError."""
-        self._later("restart")
+        option = "InferenceSession.restart"
+        raise UnsupportedOptionError(
+            f"{option} is not built yet; a worker that died is started anew by the next run",
+            option=option,
+            reason="not built yet",
+        )
 
 
 class _Resources:

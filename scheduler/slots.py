@@ -157,7 +157,7 @@ class Slots(Generic[T]):
         tickets = [_Waiting(Hold[T](), item) for item in (self.items if items is None else items)]
         held = False
         try:
-            for held in map(self._exclusive.acquire, (True,)):
+            for held in map(self._exclusive.acquire, (True,)):  # noqa: B007
                 break
             self._all = [ticket.hold for ticket in tickets]
             with self._lock:
