@@ -535,16 +535,14 @@ class InferenceSession:
         return f"<InferenceSession{of} on {workers}{'' if self._finalizer.alive else ' (closed)'}>"
 
     # Not built yet -------------------------------------------------------------------------------------------------
-    def _later(self, method: str) -> NoReturn:
-        raise UnsupportedOptionError(
-            f"InferenceSession.{method} is not built yet; use run()",
-            option=f"InferenceSession.{method}",
-            reason="not built yet",
-        )
-
     def restart(self, provider: str) -> NoReturn:
         """Raises UnsupportedOptionError."""
-        self._later("restart")
+        option = "InferenceSession.restart"
+        raise UnsupportedOptionError(
+            f"{option} is not built yet; a worker that died is started anew by the next run",
+            option=option,
+            reason="not built yet",
+        )
 
 
 class _Resources:

@@ -70,7 +70,14 @@ def test_every_bench_measures_and_leaves_nothing(name, tmp_path):
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("arguments", [["hop", "--rounds", "0"], ["hop", "model.onnx"], ["models", "@nothing"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["hop", "--rounds", "0"], ["hop", "model.onnx"], ["hop", "--feeds", "."], ["models", "@nothing"],
+        ["models", "--feeds", "nowhere"], ["hop", "--plot", "rows.gif"], ["hop", "--plot", "nowhere/rows.svg"],
+        ["hop", "--save", __file__],
+    ],
+)  # fmt: skip
 def test_bad_usage(arguments):
     code, out, err = bench(*arguments)
     assert code == 2 and out == "" and err

@@ -15,7 +15,7 @@ import platform
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from outrider.scheduler.errors import InvalidOptionError
 from outrider.tools.bench.measure import Request, Row
@@ -62,12 +62,7 @@ def add_parser(commands: Any) -> None:
 
 def command(args: argparse.Namespace) -> int:
     """Measure, print and keep. Exit code 0 whatever the figures are."""
-    if args.rounds < 1:
-        raise InvalidOptionError(f"--rounds {args.rounds}: expected at least 1.", name="rounds", value=args.rounds,
-                                 expected="at least 1")  # fmt: skip
-    if args.models and args.what not in ("models", "all"):
-        raise InvalidOptionError(f"MODEL is for `models` and `all`, not for {args.what}.", name="models",
-                                 value=args.models, expected="none")  # fmt: skip
+    _check(args)
     models = [model_path(one) for one in args.models or ["@basic-pitch"]]
     request = Request(args.rounds, args.quick, models, args.feeds)
     documents: list[dict[str, Any]] = []
@@ -84,7 +79,6 @@ def command(args: argparse.Namespace) -> int:
             print(f"{name}: {BENCHES[name]}\n{text}\n", flush=True)
         if args.save is not None:
             folder = Path(args.save)
-            folder.mkdir(parents=True, exist_ok=True)
             write_text(str(folder / f"{name}.txt"), f"outrider bench {name}\n\n{text}\n")
             write_text(str(folder / f"{name}.json"), json.dumps(plain(documents[-1]), indent=1) + "\n")
             write_text(str(folder / f"{name}.svg"), svg([(name, rows)]))
@@ -93,6 +87,29 @@ def command(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plain(documents[0] if args.what != "all" else {"benches": documents}), indent=1))
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise InvalidOptionError for what would be ignored, or fail after minutes; make the folder to save to."""
+
+    def refuse(name: str, value: Any, expected: str) -> NoReturn:
+        raise InvalidOptionError(f"{name} {value}: expected {expected}.", name=name, value=value, expected=expected)
+
+    if args.rounds < 1:
+        refuse("--rounds", args.rounds, "at least 1")
+    if args.what not in ("models", "all"):
+        for name, value in (("MODEL", " ".join(args.models)), ("--feeds", args.feeds)):
+            if value:
+                refuse(name, value, f"none with {args.what}; it is for `models` and `all`")
+    if args.feeds is not None and not os.path.isdir(args.feeds):
+        refuse("--feeds", args.feeds, "an existing folder")
+    if args.plot is not None and not (args.plot.endswith(".svg") and os.path.isdir(os.path.dirname(args.plot) or ".")):
+        refuse("--plot", args.plot, "a file name that ends in .svg, in an existing folder")
+    if args.save is not None:
+        try:
+            os.makedirs(args.save, exist_ok=True)
+        except OSError as error:
+            refuse("--save", args.save, f"a folder that can be made ({error.strerror})")
 
 
 class _Others:
