@@ -121,9 +121,9 @@ class AsyncRuns:
             raise SessionClosedError("the session was closed", what="session")
 
     def begin(self, job: Job) -> None:
-        """The job has a slot now. May be called again, before its thread has begun it."""
+        """The job has a slot now. May be called again, see `Ticket.served`."""
         with self._lock:
-            if job not in self._begun:
+            if not job.begun and job not in self._begun:
                 self._begun.append(job)
             if self._idle < len(self._begun):
                 thread = threading.Thread(target=self._loop, name="outrider-run", daemon=True)

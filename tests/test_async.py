@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
+from outrider.scheduler.asynchronous import AsyncRuns, Job
+from outrider.scheduler.slots import Slots
 from tests.builders import chain
 from tests.interrupts import interrupted
 
@@ -245,3 +247,17 @@ def test_a_signal_at_any_moment_of_asking_for_a_run_hangs_nobody(fleet: Fleet) -
             assert session.run(None, {"x": x})[0].tolist() == [-1, -1, -1]
             assert session.run_async(None, {"x": x}).result()[0].tolist() == [-1, -1, -1]
     assert moment > 10
+
+
+def test_a_job_that_is_served_twice_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may come when it has been served, and before it has left the queue."""
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    queue = AsyncRuns(Slots(["a slot"]))
+    for number in range(3):
+        job = Job(queue, lambda hold, number=number: [number], None, None)
+        queue.submit(job)
+        assert job.future.result() == [number]
+        job.served()
+    queue.close(errors.SessionClosedError("closed", what="session"))
+    assert raised == []
