@@ -435,20 +435,18 @@ def test_an_unchanged_program_is_traced_from_load_to_close(
     assert len(TraceFile(tmp_path / "own.json").of("load")) == 2  # the coordinator's and the worker's
 
 
-@pytest.mark.parametrize("end", ["", "raise RuntimeError", "session.close()"], ids=["ends", "raises", "closes"])
-def test_a_program_that_closes_nothing_is_traced_whole(tmp_path: Path, end: str) -> None:
+def test_a_program_that_closes_nothing_is_traced_whole(tmp_path: Path) -> None:
     onnx.save(chain("Relu", shape=["N"]), tmp_path / "model.onnx")
-    program = f"""
+    program = """
 import numpy, outrider
 session = outrider.InferenceSession("model.onnx")
-session.run(None, {{"x": numpy.ones(3, numpy.float32)}})
-{end}
+session.run(None, {"x": numpy.ones(3, numpy.float32)})
 """
     environment = {**os.environ, "OUTRIDER_TRACE": "trace.json"}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == (1 if "raise" in end else 0), done.stderr
+    assert done.returncode == 0, done.stderr
     trace = TraceFile(tmp_path / "trace.json")
     assert [one.name for one in trace.of("unit")] == ["n0"] and trace.missing == []
 
