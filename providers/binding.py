@@ -177,6 +177,9 @@ class BoundUnit:
         binding = Binding(held_inputs, [None] * len(self.outputs))
 
         def place(i: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+            if not 0 <= i < len(self.outputs):  # a unit whose outputs nobody reads has none
+                count, node = len(self.outputs), self.unit.nodes[-1].name
+                raise self._broken(node, f"{count} outputs", f"one that it placed as output {i}")
             self._check(i, dtype, len(shape))
             array, layout, number = self._place(i, slot, dtype, shape, pooled)
             edge = self.outputs[i].edge

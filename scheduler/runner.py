@@ -234,7 +234,7 @@ class Runner:
         slot.forget()
         self._start(generation, slot)
         self._wait(slot, slot.pending)
-        run, slot.pending, slot.feeds = slot.pending, 0, None
+        run, slot.pending, slot.feeds, slot.targets = slot.pending, 0, None, None
         self._release_results(generation, slot.index, run, ())
 
     def _write(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.providers.binding import LEASE_BYTES, BoundUnit, Counters, OutputPort
-from outrider.providers.contract import Place, Program, Run, Unit
+from outrider.providers.contract import Place, Program, ProviderContractError, Run, Unit
 from outrider.providers.wire.graph import Node, Value
 from outrider.providers.wire.spans import Trace
 from outrider.shm.board import LAYOUTS_PER_EDGE, BoardReader, BoardWriter
@@ -127,3 +127,17 @@ def test_a_number_that_is_taken_from_a_binding_of_the_same_inputs_is_missed() ->
     bench.released[1] += 1
     assert (bench.run(large), bench.run(large)) == (0, 1)
     assert bench.counters.bound == 3 + LAYOUTS_PER_EDGE - 1
+
+
+@pytest.mark.parametrize("position", [-1, 2])
+def test_a_place_for_an_output_that_the_unit_does_not_have_is_refused(position: int) -> None:
+    class Surplus(Program):
+        def bind(self, inputs: Sequence[Any], place: Place) -> Run:
+            place(position, "uint8", inputs[0].shape)
+            raise AssertionError("a place was given")
+
+    bench = Bench()
+    bench.unit.program = Surplus()
+    with pytest.raises(ProviderContractError, match=f"output {position}") as caught:
+        bench.run(np.arange(3, dtype=np.uint8))
+    assert (caught.value.provider, caught.value.node) == ("p", "n")
