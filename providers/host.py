@@ -34,6 +34,7 @@ from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, B
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
+from outrider.shm.progress import LOAD, RUN, WHAT, ProgressWriter, what
 from outrider.shm.segment import Segment
 from outrider.shm.spin import Spin
 
@@ -147,6 +148,7 @@ class LoadedSession:
         constants: Constants,
         send: Callable[[Message], None],
         trace: Trace,
+        progress: ProgressWriter,
     ) -> None:
         self.session = message.session
         self.generation = message.generation
@@ -158,6 +160,8 @@ class LoadedSession:
         self._send = send
         self._trace = trace
         self._recorder = trace.recorder
+        self._progress = progress
+        self._doing = progress.words
         self._unloads: list[Callable[[], None]] = []
         self._constants = constants
         slots, own = message.slots, message.own
@@ -195,7 +199,8 @@ class LoadedSession:
                 continue
             for slot, group in enumerate(self.groups):
                 bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
-                lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells)
+                doing = what(RUN, self.session, slot, plan.partition)
+                lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells, doing)
                 group.add(lane, self._lanes.get((plan.after, slot)))
 
     def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
@@ -215,6 +220,7 @@ class LoadedSession:
                 optimization=message.optimization,
                 opsets=graph.opsets,
             )
+            self._progress.begin(LOAD, self.session, plan.partition, index)
             try:
                 with timed(self._recorder, "compile", unit_name(unit), {"partition": plan.partition}):
                     program, unload = compile_unit(self.provider, unit)
@@ -280,6 +286,8 @@ class LoadedSession:
 
     def _serve(self, lane: Lane, run: int) -> float:
         """Returns the time (of `monotonic`) before the rings, whose readers may take the core; 0 if not timed."""
+        doing = self._doing
+        doing[WHAT] = lane.what
         lane.last = run
         rest = lane.rest
         begun = 0.0 if rest else monotonic()
@@ -297,6 +305,7 @@ class LoadedSession:
             number = lane.partition.number
             self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
+        doing[WHAT] = 0
         ended = monotonic() if begun else 0.0
         for bell in lane.bells:
             os.eventfd_write(bell, 1)

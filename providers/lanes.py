@@ -28,16 +28,19 @@ class Lane:
 
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
+
+    `what`: what the progress record says while it serves.
     """
 
     __slots__ = (
-        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "tally", "rest", "failed",
+        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "tally", "rest", "failed", "what",
         "_first", "_others", "_targets",
     )  # fmt: skip
 
-    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
+    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell], what: int = 0) -> None:
         self.partition = partition
         self.slot = slot
+        self.what = what
         self.bells = tuple(bell.fileno() for bell in bells)
         self.followers: list[Lane] = []
         self.last = 0

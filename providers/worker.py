@@ -6,7 +6,7 @@ to main by a deque and the doorbell. If the coordinator dies, control ends the p
 the GIL, the parent-death signal does.
 
 The boot record (msgpack in a memfd): endpoint, identity, name, kind, options, device, threads, incarnation, and the
-numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`.
+numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`, `progress`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
 from outrider.shm.processes import die_with_parent
+from outrider.shm.progress import CLAIM, LOAD, START, STOP, ProgressWriter
 from outrider.shm.spin import Spin
 
 EXIT_START = 3  # the provider did not start; the coordinator does not try again
@@ -117,6 +118,8 @@ class Worker:
         self.channel = DescriptorChannel(socket.socket(fileno=boot["channel"]))
         self.control = Control(boot["endpoint"], boot["identity"].encode(), boot["coordinator"], self.bell)
         self.boot = boot
+        self.progress = ProgressWriter(boot["progress"])
+        os.close(boot["progress"])
         self.sessions: dict[int, LoadedSession] = {}
         self.weights: dict[int, dict[int, int]] = {}  # session -> weight segment -> its descriptor
         self.constants: dict[int, Constants] = {}
@@ -130,6 +133,7 @@ class Worker:
         """Import and set up the provider; say Hello, or StartFailed and exit."""
         self.control.start()
         boot = self.boot
+        self.progress.begin(START)
         try:
             self.provider = load_provider(boot["kind"])
             logger = logging.getLogger(f"outrider.provider.{self.name}")
@@ -150,6 +154,7 @@ class Worker:
                 os.getpid(), boot["incarnation"], self.provider.merge, self.provider.per_signature, accepts, versions
             )
         )
+        self.progress.end()
 
     def _check_attributes(self) -> None:
         """The options of the contract that are class attributes. Raises ProviderContractError."""
@@ -197,11 +202,15 @@ class Worker:
         """One message; False for Stop."""
         if isinstance(message, messages.Claim):
             recorder = self._recorder(message.session)
+            self.progress.begin(CLAIM, message.session, step=message.round)
             with self.trace.into(recorder), timed(recorder, "claim", f"round {message.round}"):
                 answer = self.claims(message)
+            self.progress.end()
             self.control.send(answer)
         elif isinstance(message, messages.Load):
+            self.progress.begin(LOAD, message.session)
             self.load(message)
+            self.progress.end()
         elif isinstance(message, messages.Unload):
             self.unload(message.session)
             self.control.send(messages.Unloaded(message.session))
@@ -285,7 +294,14 @@ class Worker:
         try:
             with self.trace.into(recorder), timed(recorder, "load", f"{len(message.partitions)} partitions"):
                 loaded = LoadedSession(
-                    message, self.provider, self.name, self._take, constants, self.control.send, self.trace
+                    message,
+                    self.provider,
+                    self.name,
+                    self._take,
+                    constants,
+                    self.control.send,
+                    self.trace,
+                    self.progress,
                 )
         except (OutriderError, OSError, MemoryError) as error:
             told = error_to_plain(error)
@@ -352,6 +368,7 @@ class Worker:
 
     def close(self) -> None:
         """Forget all sessions, close the provider, send what is still queued."""
+        self.progress.begin(STOP)
         for session in list(self.sessions):
             self.unload(session)
         try:
