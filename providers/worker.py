@@ -31,7 +31,7 @@ import zmq
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Claim, Context, Decline, Provider, ProviderContractError
 from outrider.providers.host import LoadedSession
-from outrider.providers.lanes import LaneGroup
+from outrider.providers.lanes import LaneGroup, Present
 from outrider.providers.loading import BUILT_IN, load_provider
 from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import NUMBER
@@ -125,6 +125,7 @@ class Worker:
         self.constants: dict[int, Constants] = {}
         self.recorders: dict[int, Recorder] = {}  # of sessions that are or were traced
         self.trace = Trace()
+        self.present = Present()
         # The run slots of all sessions, flat: a fleet may hold many sessions, and each wake looks at all of them.
         self._watched: list[tuple[memoryview, int, LaneGroup, LoadedSession]] = []
         self.provider: Provider
@@ -137,7 +138,9 @@ class Worker:
         try:
             self.provider = load_provider(boot["kind"])
             logger = logging.getLogger(f"outrider.provider.{self.name}")
-            self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger, self.trace))
+            self.provider.setup(
+                Context(boot["options"], boot["device"], boot["threads"], logger, self.trace, self.present.cancelled)
+            )
             self._check_attributes()
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
@@ -200,6 +203,7 @@ class Worker:
 
     def handle(self, message: messages.Message) -> bool:
         """One message; False for Stop."""
+        self.present.lane = None
         if isinstance(message, messages.Claim):
             recorder = self._recorder(message.session)
             self.progress.begin(CLAIM, message.session, step=message.round)
@@ -302,6 +306,7 @@ class Worker:
                     self.control.send,
                     self.trace,
                     self.progress,
+                    self.present,
                 )
         except (OutriderError, OSError, MemoryError) as error:
             told = error_to_plain(error)
