@@ -81,7 +81,7 @@ class Context:
     """What `setup` is told. `device`: index, 0 where the kind has none. `threads`: how many CPU threads to use.
 
     `trace`: for a provider that wants its own steps in traces: while `trace.on`, tell them by `trace.span(name, start,
-    end, op, nbytes)`.
+    end, op, nbytes)`. `incarnation`: which start of this worker it is, counted from 1.
     """
 
     options: Mapping[str, Any]
@@ -89,6 +89,7 @@ class Context:
     threads: int
     logger: logging.Logger
     trace: Trace = field(default_factory=Trace)
+    incarnation: int = 1
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,9 @@ class Worker:
         try:
             self.provider = load_provider(boot["kind"])
             logger = logging.getLogger(f"outrider.provider.{self.name}")
-            self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger, self.trace))
+            self.provider.setup(
+                Context(boot["options"], boot["device"], boot["threads"], logger, self.trace, boot["incarnation"])
+            )
             self._check_attributes()
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
