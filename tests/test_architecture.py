@@ -30,8 +30,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "scheduler/": ("outrider.scheduler", *CONTRACT),
     "providers/contract.py": CONTRACT,
     "providers/wire/": CONTRACT,
-    "providers/chaos/": ("outrider.providers.chaos", "outrider.providers.loading", *CONTRACT),  # wraps any other
     **{f"providers/{name}/": (f"outrider.providers.{name}", *CONTRACT) for name in FOLDERS},
+    "providers/chaos/": ("outrider.providers.chaos", "outrider.providers.loading", *CONTRACT),  # wraps any other
     "providers/": (*WORKER, *CONTRACT),
     "shm/": ("outrider.shm",),
     "tools/": ("outrider.tools", "outrider.scheduler", "outrider.__version__", *CONTRACT),
