@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -86,6 +87,7 @@ class Child:
         if self.pid == 0:
             try:
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                faulthandler.disable()  # pytest's, which would print the stack of a crash that is wanted
                 if side is not None:
                     threading.Thread(target=side, args=(writer,), daemon=True).start()
                 commit(parse_options(options), Inside(), [])
