@@ -141,8 +141,9 @@ class Worker:
         try:
             self.provider = load_provider(boot["kind"])
             logger = logging.getLogger(f"outrider.provider.{self.name}")
+            cancelled, incarnation = self.present.cancelled, boot["incarnation"]
             self.provider.setup(
-                Context(boot["options"], boot["device"], boot["threads"], logger, self.trace, self.present.cancelled)
+                Context(boot["options"], boot["device"], boot["threads"], logger, self.trace, cancelled, incarnation)
             )
             self._check_attributes()
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told

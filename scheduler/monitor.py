@@ -308,7 +308,7 @@ class Monitor(threading.Thread):
         try:
             self._router.send_multipart([one.identity, body])
         except zmq.ZMQError as error:
-            log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, error)
+            log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, str(error))
             self._kill(one, f"it could not be reached ({error})")
 
     def _receive(self) -> None:
@@ -320,7 +320,7 @@ class Monitor(threading.Thread):
         try:
             message = messages.unpack(body)
         except (WireError, ProtocolMismatchError) as error:
-            log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, error)
+            log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, str(error))
             self._kill(one, f"it broke the protocol: {error}")
             return
         if isinstance(message, messages.Hello):
