@@ -24,10 +24,11 @@ from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler import verdicts
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.lifecycle import exit_text, signal_name
-from outrider.scheduler.monitor import Monitor, Worker
+from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.options import ProviderSpec, invalid_option
 from outrider.scheduler.specs import target
 from outrider.scheduler.verdicts import Verdict
+from outrider.scheduler.worker import Worker
 
 VARIABLE = "OUTRIDER_PROBE"
 
@@ -67,7 +68,7 @@ def start_verdict(worker: Worker, reason: str, deadline: float) -> Verdict:
         signal=None if code is None else signal_name(code),
         exit_code=code,
         deadline=deadline,
-        output=worker.tail(),
+        output=worker.current.output.tail(),
         when=time.time(),
     )
 
@@ -83,12 +84,12 @@ def claim_verdict(
         answer.result(max(0.0, seconds))
     except TimeoutError:
         reason = f"it did not answer what it claims within {deadline:g} s"
-        return Verdict("late", "claim", reason, None, None, deadline, worker.tail(), time.time())
+        return Verdict("late", "claim", reason, None, None, deadline, worker.current.output.tail(), time.time())
     except WorkerDiedError as error:
-        reason = f"{exit_text(error.exit_code)} while it was asked what it claims"
-        return Verdict(
-            "died", "claim", reason, error.signal, error.exit_code, deadline, error.stderr or "", time.time()
-        )
+        why = error.reason or error.hint
+        reason = f"{exit_text(error.exit_code)} while it was asked what it claims" + (f" ({why})" if why else "")
+        output = "\n".join(text for text in (error.stack, error.stderr) if text)
+        return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, output, time.time())
     return Verdict(deadline=deadline, when=time.time())
 
 
@@ -136,13 +137,20 @@ class Probes:
 
 def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderUnavailableError:
     """The error for a provider that did badly in a probe; `kept`: the file that says so."""
-    when = datetime.fromtimestamp(verdict.when).astimezone().isoformat(" ", "seconds")
-    again = f"`outrider doctor --probe '{spec.kind}'` shows more"
+    when = _time(verdict.when)
+    lasting = ""
     if kept is not None:
-        again += f"; remove {kept} to have it tried again, which happens by itself after "
-        again += f"{verdicts.kept_seconds(verdict) / 60:.0f} minutes and when its file or options change"
-    reason = f"its probe of {when} failed: {verdict.reason} ({again})"
-    story = f"\n{verdict.output.strip()}" if verdict.output.strip() else ""
+        until = _time(verdict.when + verdicts.kept_seconds(verdict))
+        lasting = (
+            f" It is not started again before {until}, unless its file or its options change or {kept} is removed."
+        )
+    again = f"`outrider doctor --probe '{spec.kind}'` probes it again"
+    reason = f"its probe at {when} failed: {verdict.reason}.{lasting} {again}"
+    story = f"\nIts last output:\n{verdict.output.strip()}" if verdict.output.strip() else ""
     return ProviderUnavailableError(
-        f"provider {spec.display} is not available: {reason}{story}", provider=spec.display, reason=reason
+        f"provider {spec.display} is not available: {reason}.{story}", provider=spec.display, reason=reason
     )
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"

@@ -69,8 +69,8 @@ class Verdict:
 
     @property
     def passing(self) -> bool:
-        """Whether what was wrong may have been the machine's fault."""
-        return self.cause == "late" or bool(_SHORT_OF_MEMORY.search(self.output))
+        """Whether what was wrong may have been the machine's fault: too little time, or memory."""
+        return self.cause == "late" or bool(_SHORT_OF_MEMORY.search(self.reason + self.output))
 
 
 def kept_seconds(verdict: Verdict) -> float:
