@@ -187,9 +187,9 @@ class ProviderContractError(OutriderError, RuntimeError):
 
 
 class ProviderUnavailableError(OutriderError, RuntimeError):
-    """A provider does not start, or may not be started now."""
+    """A provider does not start, or may not be used now; `seconds`: for how much longer, None where nobody knows."""
 
-    _fields = ("provider", "reason")
+    _fields = ("provider", "reason", "seconds")
 
 
 class ClaimBrokenError(OutriderError, RuntimeError):

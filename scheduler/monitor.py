@@ -28,13 +28,13 @@ from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 from outrider.scheduler import lifecycle
-from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.output import KEPT_BYTES
+from outrider.scheduler.story import Facts, died
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.descriptors import DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
-from outrider.shm.progress import ProgressReader, create_progress
+from outrider.shm.progress import LOAD, RUN, Doing, ProgressReader, create_progress
 
 log = logging.getLogger("outrider.fleet")
 
@@ -55,8 +55,11 @@ class Listener(Protocol):
     def on_failed(self, message: messages.Failed) -> None:
         """A partition did not run."""
 
-    def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
-        """A worker died without being asked to."""
+    def on_dying(self, one: Incarnation, doing: Doing) -> tuple[int, list[str]] | None:
+        """A worker has died: tell its restart policy what it completed. What it was running: (partition, nodes)."""
+
+    def on_death(self, one: Incarnation) -> None:
+        """A worker died without being asked to; all were told by `on_dying`."""
 
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
@@ -124,10 +127,15 @@ class Monitor(threading.Thread):
         asked = _present(to)
         self.call(lambda: self._send(asked, body) if asked.alive else None)
 
-    def kill(self, which: Worker | Incarnation, reason: str = "") -> None:
-        """End a process that does not answer, for this reason."""
+    def kill(self, which: Worker | Incarnation, reason: str = "", spared: bool = False) -> None:
+        """End a process, for this reason. `spared`: it is not to blame for that."""
         one = _present(which)
-        self.call(lambda: self._kill(one, reason))
+
+        def end() -> None:
+            one.spared = one.spared or spared
+            self._kill(one, reason)
+
+        self.call(end)
 
     def start_worker(self, worker: Worker) -> Incarnation:
         """Start the worker's next incarnation, which is the present one from now on."""
@@ -335,7 +343,8 @@ class Monitor(threading.Thread):
         else:
             future = self._replies.pop((one, _key_of(message)), None)
             if future is not None:
-                future.set_result(message)
+                with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                    future.set_result(message)
 
     def _exited(self, one: Incarnation) -> None:
         assert one.process is not None
@@ -361,7 +370,6 @@ class Monitor(threading.Thread):
             elif isinstance(instruction, lifecycle.Refuse):
                 one.ready.set_exception(_unavailable(one, instruction.reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
-                one.worker.deaths += 1
                 self._bury(one, instruction)
             elif isinstance(instruction, lifecycle.SendStop):
                 self._send(one, messages.pack(messages.Stop()))
@@ -370,24 +378,35 @@ class Monitor(threading.Thread):
                 self._kill(one)
 
     def _bury(self, one: Incarnation, death: lifecycle.Mourn) -> None:
-        name = one.worker.name
-        error = WorkerDiedError(
-            f"worker {name} (incarnation {one.number}, pid {one.pid}) died: {lifecycle.exit_text(death.code)}."
-            + (f" Its last output:\n{death.output}" if death.output.strip() else ""),
-            provider=name,
+        worker, doing = one.worker, one.doing()
+        listeners = list(self.listeners.values()) if one is worker.current else []
+        told = [found for found in [listener.on_dying(one, doing) for listener in listeners] if found is not None]
+        phase = "idle" if doing.kind == RUN and not told else doing.phase
+        partition, nodes = told[0] if told else (doing.partition if doing.kind == LOAD else None, [])
+        one.facts = Facts(
+            provider=worker.name,
+            device=worker.device,
             incarnation=one.number,
-            exit_code=death.code,
-            signal=death.signal,
+            pid=one.pid,
+            code=death.code,
+            phase=phase,
+            partition=partition,
+            nodes=nodes,
+            step=doing.step if phase in ("run", "load") else None,
+            reason=one.killed or None,
             stderr=death.output,
         )
-        one.death = error
+        one.death = died(one.facts)
+        if not one.spared:
+            worker.deaths += 1
+            worker.restarts.died(time.monotonic())
         for key in [key for key in self._replies if key[0] is one]:
-            self._replies.pop(key).set_exception(error.again())
-        if one is one.worker.current:
-            for listener in list(self.listeners.values()):
-                listener.on_death(one, error)
-        else:
-            log.warning("the spare of worker %s died: %s", name, error)
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                self._replies.pop(key).set_exception(one.death.again())
+        for listener in listeners:
+            listener.on_death(one)
+        if one is not worker.current:
+            log.warning("the spare of worker %s died: %s", worker.name, one.death)
 
     def _kill(self, one: Incarnation, reason: str = "") -> None:
         if one.process is not None and one.process.returncode is None:

@@ -52,6 +52,9 @@ class Doing:
         return PHASES.get(self.kind, "idle")
 
 
+IDLE = Doing(0, 0, 0, 0, 0)
+
+
 def create_progress() -> int:
     """A new record; returns its descriptor (close-on-exec, yours)."""
     return create_segment("outrider-progress", PAGE)
