@@ -7,7 +7,7 @@ code in a fork of the user's process.
 
 The boot record (msgpack in a memfd): endpoint, identity, name, kind, options, device, threads, incarnation, `parent`
 (pid of the coordinator), `wrapped`, `limits` (`memory`, `cpus`, `nice`, `core`), and the numbers of inherited
-descriptors: `coordinator` (pidfd), `doorbell`, `channel`, `stacks`.
+descriptors: `coordinator` (pidfd), `doorbell`, `channel`, `progress`, `stacks`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from outrider.providers.contract import (
     ProviderContractError,
     ProviderUnavailableError,
 )
-from outrider.providers.wire.errors import ProtocolMismatchError, WireError
+from outrider.providers.wire.errors import ProtocolMismatchError, RunCancelledError, WireError
 from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError, ModelNotFoundError
 from outrider.scheduler.pins import PinNotFoundError, UnknownProviderError
 from outrider.scheduler.planning import ClaimError
@@ -159,12 +159,6 @@ class RunTimeoutError(OutriderError, TimeoutError):
     """
 
     _fields = ("deadline", "running")
-
-
-class RunCancelledError(OutriderError, RuntimeError):
-    """The run's CancelToken was used."""
-
-    _fields = ("reason",)
 
 
 class QueueFullError(OutriderError, RuntimeError):

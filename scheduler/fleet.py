@@ -23,10 +23,11 @@ from outrider.scheduler.errors import (
     ProviderUnavailableError,
     SessionClosedError,
 )
-from outrider.scheduler.monitor import Monitor, Worker
+from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
+from outrider.scheduler.worker import Worker
 
 log = logging.getLogger("outrider.fleet")
 
@@ -65,7 +66,7 @@ class Fleet:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
-        wanted = [spec.threads or threads for spec in specs if computes(spec)]
+        wanted = [_threads(spec) or threads for spec in specs if computes(spec)]
         open_share = thread_share(usable_cores(), wanted) if at_once else usable_cores()
         self._monitor = Monitor(start_deadline)
         self._finalizer = weakref.finalize(self, self._monitor.shutdown)
@@ -73,12 +74,12 @@ class Fleet:
             self._monitor.start()
             for index, spec in enumerate(specs):
                 kind, device = _place(spec.kind)
-                worker = Worker(index, spec.display, kind, device, spec, spec.threads or threads or open_share)
+                worker = Worker(index, spec.display, kind, device, spec, _threads(spec) or threads or open_share)
                 self._monitor.workers.append(worker)
                 self._monitor.start_worker(worker)
             for worker in self._monitor.workers:
                 try:
-                    worker.ready.result()
+                    worker.current.ready.result()
                 except ProviderUnavailableError as error:
                     if worker.spec.required:
                         raise
@@ -190,9 +191,7 @@ class Fleet:
         with self._lock:
             if worker.life.state != "dead":
                 return
-            self._monitor.start_worker(worker)
-            ready: concurrent.futures.Future[messages.Hello] = worker.ready
-            ready.result()
+            self._monitor.start_worker(worker).ready.result()
 
     def stats_of(self, worker: Worker) -> dict[str, Any]:
         """Counters of one worker; {} and a warning in the log if it is gone, or busy for 10 s."""
@@ -214,6 +213,11 @@ class Fleet:
 def computes(spec: ProviderSpec) -> bool:
     """Whether the worker takes part in sharing out the cores: all but `null`, which computes nothing."""
     return target(spec.kind).kind != "null"
+
+
+def _threads(spec: ProviderSpec) -> int | None:
+    """The number that a spec asks for, by itself or by its cores."""
+    return spec.threads or (min(len(spec.cpus), usable_cores()) if spec.cpus else None)
 
 
 def _place(kind: str) -> tuple[str, int]:

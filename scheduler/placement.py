@@ -35,11 +35,11 @@ from outrider.scheduler.errors import (
 from outrider.scheduler.failures import KINDS
 from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
-from outrider.scheduler.monitor import Worker
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
 from outrider.scheduler.strategy import Decision, Question, decide, teams
 from outrider.scheduler.trace import spanned
+from outrider.scheduler.worker import Worker
 
 NOT_CLAIMED = "not claimed"
 
@@ -310,7 +310,7 @@ class Placer:
             waiting.append(self.deployer.fleet.monitor.request(worker, message, key))
         for position, (worker, future) in enumerate(zip(self.workers, waiting, strict=True)):
             try:
-                answer = future.result(self.options.claim_deadline)
+                answer = future.result(worker.patience(self.options.claim_deadline))
             except TimeoutError as error:
                 self.deployer.fleet.monitor.kill(worker)
                 reason = f"it did not answer what it claims within {self.options.claim_deadline:g} s"
