@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,11 +25,13 @@ from outrider.scheduler.errors import (
     SessionClosedError,
 )
 from outrider.scheduler.monitor import Monitor
+from outrider.scheduler.muster import Muster
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.probing import Probes
+from outrider.scheduler.restarts import Quarantine
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
-from outrider.scheduler.worker import Worker
+from outrider.scheduler.worker import Incarnation, Worker
 
 log = logging.getLogger("outrider.fleet")
 
@@ -77,10 +80,11 @@ class Fleet:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
+        self.quarantine = Quarantine()
         probes = Probes(specs if probe else [], start_deadline)
         for spec in specs:
             self._miss(spec, probes.refusal(spec))
-        wanted = [spec.threads or threads for spec in specs if computes(spec)]
+        wanted = [_threads(spec) or threads for spec in specs if computes(spec)]
         open_share = thread_share(usable_cores(), wanted) if at_once else usable_cores()
         self._monitor = Monitor(start_deadline)
         self._finalizer = weakref.finalize(self, self._monitor.shutdown)
@@ -88,7 +92,7 @@ class Fleet:
             self._monitor.start()
             for index, spec in enumerate(specs):
                 kind, device = _place(spec.kind)
-                worker = Worker(index, spec.display, kind, device, spec, spec.threads or threads or open_share)
+                worker = Worker(index, spec.display, kind, device, spec, _threads(spec) or threads or open_share)
                 self._monitor.workers.append(worker)
                 if worker.name not in self._absent:
                     self._monitor.start_worker(worker)
@@ -134,7 +138,13 @@ class Fleet:
         return not self._finalizer.alive
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}, and `reason` for one that did not start."""
+        """provider -> {state, incarnation, deaths, quarantined}.
+
+        `state`: 'starting', 'ready', 'stopping' or 'dead'; 'absent' for one that did not start, with `reason`; of a
+        dead one that may not be started again now: 'back-off' or 'open' (the breaker, after five deaths in a row), with
+        `seconds` that are left, or 'failed', with `reason`. `quarantined`: [{model, nodes, deaths}], partitions that it
+        gets no more. `spare`: the state of its spare, if it has one.
+        """
         found: dict[str, dict[str, Any]] = {}
         for worker in self._monitor.workers:
             state = "absent" if worker.name in self._absent else worker.life.state
@@ -142,8 +152,18 @@ class Fleet:
                 "state": state,
                 "incarnation": worker.incarnation,
                 "deaths": worker.deaths,
-                "quarantined": False,
+                "quarantined": self.quarantine.of(worker.name),
             }
+            wait = worker.restarts.wait(time.monotonic())
+            if state == "dead" and wait > 0:
+                failed = worker.restarts.failed
+                found[worker.name]["state"] = "open" if worker.restarts.open else "back-off"
+                if failed is not None:
+                    found[worker.name].update(state="failed", reason=failed)
+                else:
+                    found[worker.name]["seconds"] = wait
+            if worker.spare is not None:
+                found[worker.name]["spare"] = worker.spare.life.state
             if worker.name in self._absent:
                 found[worker.name]["reason"] = self._absent[worker.name]
         return found
@@ -211,12 +231,88 @@ class Fleet:
         """A number that no other session of this fleet has."""
         return next(self._numbers)
 
-    def revive(self, worker: Worker) -> None:
-        """Start the next incarnation of a dead worker and wait for it; ProviderUnavailableError if it does not come."""
+    def revive(self, worker: Worker) -> Incarnation:
+        """The present incarnation of a worker; of a dead one the next, its spare if it has one, which is waited for.
+
+        Raises ProviderUnavailableError if it does not start, or may not be started now.
+        """
         with self._lock:
-            if worker.life.state != "dead":
-                return
-            self._monitor.start_worker(worker).ready.result()
+            one = worker.current
+            dead = one.life.state == "dead"
+            if dead:
+                self._check_restart(worker)
+                spare, worker.spare = worker.spare, None
+                sessions = [number for number, listener in self._monitor.listeners.items() if listener.uses(one)]
+                if spare is not None and spare.life.state != "dead":
+                    worker.current, promoted = spare, True
+                else:
+                    self._monitor.start_worker(worker)
+                    promoted = False
+                one = worker.current
+                one.muster = Muster(sessions)
+        try:
+            one.ready.result()
+        except ProviderUnavailableError as error:
+            if not self.closed:
+                worker.restarts.boot_failed(str(error.reason))
+            raise
+        if dead and promoted:
+            self._monitor.post(one, messages.Promote())
+        return one
+
+    def _check_restart(self, worker: Worker) -> None:
+        """Raises ProviderUnavailableError if the next incarnation may not be started now."""
+        restarts = worker.restarts
+        seconds = restarts.wait(time.monotonic())
+        if seconds <= 0:
+            return
+        if restarts.failed is not None:
+            reason, seconds_told = f"it did not start again: {restarts.failed}", None
+        else:
+            reason, seconds_told = f"it died {restarts.in_a_row} times in a row", seconds
+        left = "" if seconds_told is None else f"; {seconds:.1f} s are left"
+        raise ProviderUnavailableError(
+            f"provider {worker.name} may not be started now: {reason}{left}; restart({worker.name!r}) lifts that",
+            provider=worker.name,
+            reason=reason,
+            seconds=seconds_told,
+        )
+
+    def spare(self, worker: Worker) -> Incarnation:
+        """The spare of a worker, started now if there is none. Raises ProviderUnavailableError if it does not start."""
+        with self._lock:
+            spare = worker.spare
+            if spare is None or spare.life.state == "dead":
+                spare = self._monitor.start_spare(worker)
+        spare.ready.result()
+        return spare
+
+    def restart(self, name: str) -> Worker:
+        """End a provider's worker and start it anew; what was held against it is forgotten.
+
+        Raises ProviderUnavailableError if the fleet has no such provider, or it does not start.
+        """
+        worker = next((one for one in self.workers if one.name == name), None)
+        if worker is None:
+            known = ", ".join(one.name for one in self.workers)
+            raise ProviderUnavailableError(
+                f"the fleet has no provider {name!r}; it has {known}", provider=name, reason="not in the fleet"
+            )
+        self.quarantine.release(name)
+        worker.restarts.forget()
+        with self._lock:
+            for one in worker.incarnations():
+                self._monitor.kill(one, "a restart was asked for", spared=True)
+            ended = [one.ended for one in worker.incarnations()]
+        for future in ended:
+            future.result()
+        self.revive(worker)
+        return worker
+
+    def leave(self, session: int) -> None:
+        """A session loads nothing any more: no other waits for it."""
+        for worker in self.workers:
+            worker.current.muster.arrive(session)
 
     def stats_of(self, worker: Worker) -> dict[str, Any]:
         """Counters of one worker; {} and a warning in the log if it is gone, or busy for 10 s."""
@@ -238,6 +334,11 @@ class Fleet:
 def computes(spec: ProviderSpec) -> bool:
     """Whether the worker takes part in sharing out the cores: all but `null`, which computes nothing."""
     return target(spec.kind).kind != "null"
+
+
+def _threads(spec: ProviderSpec) -> int | None:
+    """The number that a spec asks for, by itself or by its cores."""
+    return spec.threads or (min(len(spec.cpus), usable_cores()) if spec.cpus else None)
 
 
 def _place(kind: str) -> tuple[str, int]:

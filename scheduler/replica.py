@@ -183,6 +183,11 @@ class Replica:
         self.dying[one] = recovery.Running(slot.index, run, partition, partition not in generation.random)
         return partition, generation.partition_nodes[partition]
 
+    def uses(self, one: Incarnation) -> bool:
+        """Whether this process serves, or served, the present generation."""
+        generation = self.generation
+        return generation is not None and any(side.serving is one for side in generation.sides.values())
+
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; everybody was told by `on_dying`."""
         generation = self.generation
@@ -211,12 +216,16 @@ class Replica:
         """(slot, run) of all runs in flight."""
         return [(slot.index, slot.pending) for slot in self.slots if slot.pending]
 
-    def serving_again(self, board: int) -> None:
-        """The board has a worker again."""
+    def about_to_serve(self, board: int, one: Incarnation) -> None:
+        """An incarnation gets the board next: its death is that of the board's worker from now on."""
         generation = self.generation
         assert generation is not None
         self._baselines[board] = self._done_words(generation, board)
         self.stalled.discard(board)
+        generation.sides[board].serving = one
+
+    def serves_again(self) -> None:
+        """A board has a worker again."""
         with self._lock:
             self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
 

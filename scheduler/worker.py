@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from outrider.providers.wire import messages
 from outrider.scheduler import lifecycle
 from outrider.scheduler.errors import WorkerDiedError
+from outrider.scheduler.muster import Muster
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.output import WorkerOutput
 from outrider.scheduler.restarts import Restarts
@@ -26,12 +27,14 @@ from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError
 from outrider.shm.progress import IDLE, Doing, ProgressReader
+from outrider.shm.stackfile import StackFile
 
 
 class Incarnation:
     """One process of a worker, from before it is started until after its death.
 
-    `ready` resolves when it has said Hello, or fails with ProviderUnavailableError. `killed`: why the coordinator ended
+    `ready` resolves when it has said Hello, or fails with ProviderUnavailableError; `ended`
+    when it is gone and all were told. `killed`: why the coordinator ended
     it, if it did, and `spared`: without blame. `facts` and `death`: once it has died without being asked to.
     """
 
@@ -41,16 +44,19 @@ class Incarnation:
         self.life = lifecycle.Lifecycle()
         self.hello: messages.Hello | None = None
         self.ready: concurrent.futures.Future[messages.Hello] = concurrent.futures.Future()
+        self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
         self.channel: DescriptorChannel | None = None
         self.output = WorkerOutput()
         self.output_fd = -1
         self.progress: ProgressReader | None = None
+        self.stacks: StackFile | None = None
         self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
         self.killed = ""
         self.spared = False
-        self.facts: Facts | None = None
+        self.muster = Muster()
+        self.facts: Facts | None = None  # of its end
         self.death: WorkerDiedError | None = None
         self._descriptor = 0
         self._channel_lock = threading.Lock()
@@ -122,6 +128,7 @@ class Worker:
         self.started = 0  # incarnations
         self.current = Incarnation(self, 0)
         self.current.life.state = "dead"
+        self.current.ended.set_result(None)
         self.spare: Incarnation | None = None
 
     def incarnations(self) -> Iterator[Incarnation]:
@@ -130,6 +137,10 @@ class Worker:
         spare = self.spare
         if spare is not None:
             yield spare
+
+    def patience(self, seconds: float) -> float | None:
+        """How long to wait for what should take it `seconds`: None, without end, while it is debugged."""
+        return None if self.spec.debug else seconds
 
     def next_incarnation(self) -> Incarnation:
         """A new one, which nobody knows yet."""
