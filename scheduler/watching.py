@@ -1,0 +1,122 @@
+"""What ends the wait for a run early: its deadline, that of its partitions, a CancelToken.
+
+A `Watch` is made when the caller asks for a run and accompanies it through the queue, a reload, and its time in a slot.
+It has no thread: whoever waits asks it how long to block, and is woken by a token. A run without any of these has no
+Watch, and waits as if there were none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+from outrider.providers.wire.errors import RunCancelledError
+from outrider.scheduler.cancelling import CancelToken
+from outrider.scheduler.errors import RunTimeoutError
+
+Key = TypeVar("Key", bound=Hashable)
+
+LOOKS = 4  # in the time that a partition may take
+
+
+class Watch:
+    """The limits of one run. A context manager: `wake` is called when one of its tokens is used.
+
+    `deadline`: seconds from now, None for no limit; `partition_deadline` likewise, for each partition. `ends`: the
+    deadline on `time.monotonic`. `tokens`: any of them cancels the run.
+    """
+
+    def __init__(
+        self,
+        deadline: float | None,
+        partition_deadline: float | None,
+        tokens: Iterable[CancelToken] = (),
+    ) -> None:
+        self.deadline = deadline
+        self.partition_deadline = partition_deadline
+        self.ends = None if deadline is None else time.monotonic() + deadline
+        self.waker: Callable[[], object] | None = None  # of whoever waits now
+        self._tokens = tuple(tokens)
+
+    def open(self) -> Watch:
+        """Hear of the tokens' use until `close`."""
+        for token in self._tokens:
+            token._attach(self.wake)
+        return self
+
+    def close(self) -> None:
+        """Let go of tokens and of who waits. Idempotent."""
+        self.waker = None
+        for token in self._tokens:
+            token._detach(self.wake)
+
+    def __enter__(self) -> Watch:
+        return self.open()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        waker = self.waker
+        if waker is not None:
+            waker()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a token was used."""
+        return any(token.cancelled for token in self._tokens)
+
+    @property
+    def limited(self) -> bool:
+        """Whether it may end while it waits in a queue, other than by its Future."""
+        return self.ends is not None or len(self._tokens) > 1
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is cancelled, or late."""
+        return self.cancelled or (self.ends is not None and time.monotonic() >= self.ends)
+
+    def left(self, what: str) -> float | None:
+        """Seconds left to wait for `what`, None without a deadline. Raises RunTimeoutError and RunCancelledError."""
+        if self.cancelled:
+            raise RunCancelledError(f"the run was cancelled while it waited for {what}", reason="cancelled")
+        if self.ends is None:
+            return None
+        left = self.ends - time.monotonic()
+        if left <= 0:
+            raise RunTimeoutError(
+                f"the run took longer than its deadline of {self.deadline:g} s: it waited for {what}; "
+                "allow it more time, or more runs in flight",
+                deadline=self.deadline,
+                running=[],
+            )
+        return left
+
+    def block(self) -> float | None:
+        """Seconds until somebody must look at the run in flight; None to block until woken."""
+        times = [] if self.ends is None else [max(0.0, self.ends - time.monotonic())]
+        if self.partition_deadline is not None:
+            times.append(self.partition_deadline / LOOKS)
+        return min(times, default=None)
+
+
+class Stall:
+    """Which of the things that are seen at several looks have been there for `seconds` or longer. Pure: told the time.
+
+    What is seen again counts from the first of the looks that saw it without a gap.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._since: dict[Hashable, float] = {}
+
+    def look(self, now: float, seen: Iterable[Key]) -> list[Key]:
+        """Those of `seen` that have been there too long, in order; each is told once and then counts anew."""
+        keys = list(seen)
+        self._since = {key: self._since.get(key, now) for key in keys}
+        late = [key for key in keys if now - self._since[key] >= self.seconds]
+        for key in late:
+            self._since[key] = now
+        return late
