@@ -35,6 +35,7 @@ from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, B
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
+from outrider.shm.progress import LOAD, RUN, WHAT, ProgressWriter, what
 from outrider.shm.segment import Segment
 from outrider.shm.spin import Spin
 
@@ -153,6 +154,7 @@ class LoadedSession:
         constants: Constants,
         send: Callable[[Message], None],
         trace: Trace,
+        progress: ProgressWriter,
         present: Present,
     ) -> None:
         self.session = message.session
@@ -165,6 +167,8 @@ class LoadedSession:
         self._send = send
         self._trace = trace
         self._recorder = trace.recorder
+        self._progress = progress
+        self._doing = progress.words
         self._present = present
         self._unloads: list[Callable[[], None]] = []
         self._constants = constants
@@ -205,7 +209,8 @@ class LoadedSession:
                 continue
             for slot, group in enumerate(self.groups):
                 bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
-                lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells)
+                doing = what(RUN, self.session, slot, plan.partition)
+                lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells, doing)
                 group.add(lane, self._lanes.get((plan.after, slot)))
 
     def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
@@ -225,6 +230,7 @@ class LoadedSession:
                 optimization=message.optimization,
                 opsets=graph.opsets,
             )
+            self._progress.begin(LOAD, self.session, plan.partition, index)
             try:
                 with timed(self._recorder, "compile", unit_name(unit), {"partition": plan.partition}):
                     program, unload = compile_unit(self.provider, unit)
@@ -290,6 +296,8 @@ class LoadedSession:
 
     def _serve(self, lane: Lane, run: int) -> float:
         """Returns the time (of `monotonic`) before the rings, whose readers may take the core; 0 if not timed."""
+        doing = self._doing
+        doing[WHAT] = lane.what
         lane.last = run
         self._present.lane = lane
         rest = lane.rest
@@ -311,6 +319,7 @@ class LoadedSession:
                 number = lane.partition.number
                 self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
+        doing[WHAT] = 0
         ended = monotonic() if begun else 0.0
         for bell in lane.bells:
             os.eventfd_write(bell, 1)

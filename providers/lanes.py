@@ -29,19 +29,20 @@ class Lane:
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
 
-    `words[cancel]` is the word that cancels a run of the slot.
+    `what`: what the progress record says while it serves. `words[cancel]` is the word that cancels a run of the slot.
     """
 
     __slots__ = (
-        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "tally", "rest", "failed",
+        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "tally", "rest", "failed", "what",
         "words", "cancel", "_first", "_others", "_targets",
     )  # fmt: skip
     words: memoryview
     cancel: int
 
-    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
+    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell], what: int = 0) -> None:
         self.partition = partition
         self.slot = slot
+        self.what = what
         self.bells = tuple(bell.fileno() for bell in bells)
         self.followers: list[Lane] = []
         self.last = 0

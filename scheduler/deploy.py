@@ -27,10 +27,10 @@ from outrider.scheduler.arena import share_buffers
 from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.inplace import Reach
-from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
 from outrider.scheduler.trace import spanned
 from outrider.scheduler.waves import own_before
+from outrider.scheduler.worker import Worker
 from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases, callers_half
@@ -254,7 +254,7 @@ class Deployer:
         for segment, descriptor in self.weights.items():
             key = (worker.index, worker.incarnation, segment)
             if key not in self._weight_ids:
-                (self._weight_ids[key],) = worker.send_descriptors([descriptor])
+                (self._weight_ids[key],) = worker.current.send_descriptors([descriptor])
             ids[segment] = self._weight_ids[key]
         return ids
 
@@ -387,7 +387,7 @@ class Deployer:
                 *(bell.fileno() for bell in self.slot_bells),
                 pools[own],
             ]
-            ids = iter(worker.send_descriptors(fds))
+            ids = iter(worker.current.send_descriptors(fds))
         finally:
             for fd in reopened:
                 os.close(fd)

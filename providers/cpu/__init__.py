@@ -74,9 +74,7 @@ class CpuProvider(Provider):
         """Raises ClaimBrokenError when a node of the unit is not served after all."""
         if self._scratch is None:
             self._scratch = Scratch()
-        program = CpuProgram(
-            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled
-        )
+        program = CpuProgram(unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled)
         self._programs.append(program)
         return program
 
