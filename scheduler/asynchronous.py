@@ -19,13 +19,12 @@ from typing import Any
 
 from outrider.scheduler.cancelling import CancelToken
 from outrider.scheduler.errors import RunCancelledError, SessionClosedError
-from outrider.scheduler.replica import Slot
+from outrider.scheduler.options import RunOptions, SessionOptions
+from outrider.scheduler.replica import Slot, busy
 from outrider.scheduler.slots import Hold, Slots, Ticket
-from outrider.scheduler.watching import Watch
+from outrider.scheduler.watching import Watch, watch_for
 
 log = logging.getLogger("outrider.session")
-
-TURN = "its turn in the queue"
 
 
 class _Condition(threading.Condition):
@@ -74,7 +73,7 @@ class RunFuture(concurrent.futures.Future[list[Any]]):
 
 
 class Job(Ticket[Slot]):
-    """A run that was asked for. `work(hold)` runs it in the slot that `hold` has; `watch` says how long that may take.
+    """A run that was asked for. `work(hold, watch)` runs it in the slot that `hold` has; `watch` may end it early.
 
     It keeps its session alive until it has ended, through `work`.
     """
@@ -82,15 +81,17 @@ class Job(Ticket[Slot]):
     def __init__(
         self,
         queue: AsyncRuns,
-        work: Callable[[Hold[Slot]], list[Any]],
+        work: Callable[[Hold[Slot], Watch], list[Any]],
         callback: Callable[[list[Any], Any, str], object] | None,
         user_data: Any,
-        limits: Callable[[CancelToken], Watch],
+        given: RunOptions,
+        session: SessionOptions,
     ) -> None:
-        """`limits`: the run's Watch, given a token that cancels it."""
         super().__init__(Hold())
         self.future = RunFuture()
-        self.watch = limits(self.future.token)
+        watch = watch_for(given, session, self.future.token)
+        assert watch is not None
+        self.watch = watch
         self._queue = queue
         self._work = work
         self._callback = callback
@@ -107,10 +108,12 @@ class Job(Ticket[Slot]):
             return
         try:
             try:
-                self.watch.left(TURN)
-                results = self._work(self.hold)
-            finally:
-                slots.give(self.hold)
+                self.watch.left("while it waited for its turn")
+                results = self._work(self.hold, self.watch)
+            except BaseException:
+                slots.give(self.hold, last=busy(self.hold))
+                raise
+            slots.give(self.hold)
             if not self.future.close():
                 raise RunCancelledError("the run was cancelled when it had ended", reason="cancelled")
         except BaseException as error:  # whatever it is belongs to the caller

@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import heapq
+import itertools
 import json
 import logging
 import os
@@ -75,6 +77,8 @@ class Monitor(threading.Thread):
         self._owner = os.getpid()
         self._replies: dict[tuple[Incarnation, tuple[Any, ...]], concurrent.futures.Future[Any]] = {}
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap: (when, order, what)
+        self._order = itertools.count()
         self._wake = Doorbell()
         self._closing = False
         self._ended = False
@@ -123,6 +127,11 @@ class Monitor(threading.Thread):
         body = messages.pack(message)
         asked = _present(to)
         self.call(lambda: self._send(asked, body) if asked.alive else None)
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have the monitor do this after so many seconds, unless it has ended by then; it must not block."""
+        due = time.monotonic() + seconds
+        self.call(lambda: heapq.heappush(self._timers, (due, next(self._order), action)))
 
     def kill(self, which: Worker | Incarnation, reason: str = "") -> None:
         """End a process that does not answer, for this reason."""
@@ -206,8 +215,9 @@ class Monitor(threading.Thread):
         return [one for worker in self.workers for one in worker.incarnations()]
 
     def _timeout(self) -> int | None:
-        """Milliseconds to the next deadline; None without one."""
+        """Milliseconds to the next deadline or timer; None without one."""
         times = [one.deadline[0] for one in self._incarnations() if one.deadline is not None]
+        times += [self._timers[0][0]] if self._timers else []
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _check_deadlines(self) -> None:
@@ -216,6 +226,9 @@ class Monitor(threading.Thread):
             if one.deadline is not None and one.deadline[0] <= now:
                 seconds, one.deadline = one.deadline[1], None
                 self._tell(one, lifecycle.Late(seconds))
+        while self._timers and self._timers[0][0] <= now:
+            _, _, action = heapq.heappop(self._timers)
+            action()
 
     def _spawn(self, one: Incarnation) -> None:
         if self._closing:
@@ -406,6 +419,7 @@ class Monitor(threading.Thread):
         for future in self._replies.values():
             future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
         self._replies.clear()
+        self._timers.clear()
         self._ended = True
         self._do_calls()
         self._router.close(0)

@@ -20,7 +20,9 @@ from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.placement import Placer
+from outrider.scheduler.slots import Hold
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
+from outrider.scheduler.watching import Watch
 from outrider.scheduler.worker import Incarnation
 from outrider.shm.board import run_of
 from outrider.shm.doorbell import Doorbell
@@ -47,7 +49,7 @@ class Slot:
     """A run slot: one run at a time.
 
     `pending`: a run that has begun and not ended; `feeds`, `targets` and `words` are its (kept, as its caller may leave
-    earlier, while workers still read and write there).
+    earlier, while workers still read and write there). `watch`: of its present or last caller.
     """
 
     replica: Replica
@@ -59,6 +61,7 @@ class Slot:
     pending: int = 0
     feeds: Mapping[str, Any] | None = None
     targets: Targets | None = None
+    watch: Watch | None = None
     words: Sequence[tuple[int, int]] = ()  # (edge of board 0, layout number)
     steady: dict[Signature, SteadyRun] = field(default_factory=dict)
     repeated: SteadyRun | None = None  # by the last run
@@ -70,6 +73,11 @@ class Slot:
             self.repeated = None
             for held in self.inputs.values():
                 held.default = None
+
+
+def busy(hold: Hold[Slot]) -> bool:
+    """Whether there is a slot whose run goes on without its caller."""
+    return hold.item is not None and hold.item.pending != 0
 
 
 class Replica:

@@ -7,7 +7,7 @@ import copy
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -35,7 +35,7 @@ from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOpt
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
 from outrider.scheduler.placement import Placer, check_pins
-from outrider.scheduler.replica import Replica, Slot
+from outrider.scheduler.replica import Replica, Slot, busy
 from outrider.scheduler.report import PlacementReport
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
@@ -45,6 +45,7 @@ from outrider.scheduler.steady import Signature, Signatures
 from outrider.scheduler.strategy import replicas
 from outrider.scheduler.trace import Tracing, run_traced
 from outrider.scheduler.warming import LEARNINGS, Checked, largest_sizes, made_feeds, run_everywhere, timed_partitions
+from outrider.scheduler.watching import Watch, watch_for
 from outrider.scheduler.worker import Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
@@ -86,6 +87,8 @@ class InferenceSession:
         self._pid = os.getpid()
         self._forks = forks()
         self._lock = threading.Lock()
+        self._options = chosen
+        self._limited = watch_for(RunOptions(), chosen) is not None
         try:
             with timed(tracing.recorder, "load", "model") as told:
                 loaded = load_model(model, chosen.base_dir)
@@ -138,7 +141,7 @@ class InferenceSession:
             self._resources.tracing.watch(deployer, group)
             made.append(Replica(Placer(loaded, group, deployer, chosen), deployer, mine, chosen.spin_us))
         runner = Runner(made, chosen.queue_size, chosen.queue == "reject")
-        self._resources.asynchronous = AsyncRuns(runner.slots)
+        self._resources.asynchronous = AsyncRuns(runner.slots, fleet.monitor.call_later)
         self._resources.runner = runner
         self._resources.tracing.use(runner)
         for replica in made:
@@ -163,13 +166,26 @@ class InferenceSession:
         """Run the model; the outputs asked for (None: all), in order, each the caller's own.
 
         Raises the errors of feeds (nothing is sent then), KernelError, ProviderContractError, OutOfMemoryError,
-        WorkerDiedError, SessionClosedError, ForkedSessionError. The session can be used after each but the last two.
+        WorkerDiedError, RunTimeoutError, RunCancelledError, SessionClosedError, ForkedSessionError. The session can be
+        used after each but the last two.
         """
         if forks() != self._forks or self._resources.closed:
             self._check_open()
-        if run_options is not None:
-            checked_run_options(run_options)
-        return self._run(*self._checked(output_names, input_feed))
+        if run_options is None and not self._limited:
+            return self._run(*self._checked(output_names, input_feed))
+        with self._watch(run_options) as watch:
+            return self._run(*self._checked(output_names, input_feed), watch=watch)
+
+    @contextlib.contextmanager
+    def _watch(self, given: Any) -> Iterator[Watch | None]:
+        """The Watch of a run that its caller waits for, if it has any limits. Raises RunCancelledError at once."""
+        watch = watch_for(checked_run_options(given), self._options)
+        if watch is None:
+            yield None
+            return
+        with watch:
+            watch.left("before it began")
+            yield watch
 
     def run_async(
         self,
@@ -187,22 +203,22 @@ class InferenceSession:
         Future is done; `error` is '' or what went wrong, with no results then.
         """
         self._check_open()
-        checked_run_options(run_options)
+        given = checked_run_options(run_options)
         if callback is not None and not callable(callback):
             raise invalid_option("callback", callback, "a function of (results, user_data, error), or None")
         checked, wanted, signature = self._checked(output_names, input_feed)
         feeds = dict(checked)  # the caller may put the next run's arrays into its own
 
-        def work(hold: Hold[Slot]) -> list[Any]:
+        def work(hold: Hold[Slot], watch: Watch) -> list[Any]:
             slot = hold.item
             assert slot is not None
             self._check_open()
             if slot.replica.death is not None and not self._revive_holding(slot):
                 self._runner.slots.give(hold)
-                return self._run(feeds, wanted, signature)
-            return self._run_in(slot, feeds, wanted, signature)
+                return self._run(feeds, wanted, signature, watch=watch)
+            return self._run_in(slot, feeds, wanted, signature, watch=watch)
 
-        job = Job(self._resources.asynchronous, work, callback, user_data)
+        job = Job(self._resources.asynchronous, work, callback, user_data, given, self._options)
         self._resources.asynchronous.submit(job)
         return job.future
 
@@ -219,10 +235,10 @@ class InferenceSession:
         the memory it is bound to. After an error of a run that had begun the contents of bound outputs are undefined.
         """
         self._check_open()
-        checked_run_options(run_options)
         if not isinstance(binding, IOBinding) or binding.session is not self:
             raise invalid_option("binding", binding, "an IOBinding of this session")
-        binding.finish(self._run(*binding.prepare()))
+        with self._watch(run_options) as watch:
+            binding.finish(self._run(*binding.prepare(), watch=watch))
 
     def run_with_ort_values(
         self,
@@ -269,6 +285,7 @@ class InferenceSession:
         wanted: Sequence[str],
         signature: Signature | None,
         targets: Targets | None = None,
+        watch: Watch | None = None,
     ) -> list[Any]:
         """One run in the next free slot."""
         slots = self._runner.slots
@@ -278,17 +295,17 @@ class InferenceSession:
                 self._revive()
                 recorder = self._runner.recorder
                 if recorder is None:
-                    slot = slots.take(hold)
+                    slot = slots.take(hold, watch)
                 else:
                     with recorder.timed("wait", "slot"):
-                        slot = slots.take(hold)
+                        slot = slots.take(hold, watch)
                 if slot.replica.death is None or self._revive_holding(slot):
                     break
                 slots.give(hold)  # it is waited for
-            results = self._run_in(slot, feeds, wanted, signature, targets)
+            results = self._run_in(slot, feeds, wanted, signature, targets, watch)
             slots.give(hold)
         except BaseException:
-            slots.give(hold)  # not in a `finally`: Ctrl-C may come within the one above
+            slots.give(hold, last=busy(hold))  # not in a `finally`: Ctrl-C may come within the one above
             raise
         return results
 
@@ -299,18 +316,19 @@ class InferenceSession:
         wanted: Sequence[str],
         signature: Signature | None,
         targets: Targets | None = None,
+        watch: Watch | None = None,
     ) -> list[Any]:
         """One run in a slot that the caller has taken. `targets`: of outputs in `wanted`, which names each once."""
         passed = {} if targets is None else self._passed_on(slot, targets, wanted, feeds)
         runner, recorder = self._runner, self._runner.recorder
         if recorder is None:
-            run = runner.begin(slot, feeds, self._defaults, signature, targets)
+            run = runner.begin(slot, feeds, self._defaults, signature, targets, watch)
             ordered = runner.finish_steadily(slot, run)
             if ordered is not None:
                 return ordered
             results = runner.finish(slot, run, wanted, signature)
         else:
-            results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature, targets)
+            results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature, targets, watch)
         for name, (target, value) in passed.items():
             if target is None:
                 results[name] = value

@@ -67,7 +67,7 @@ class _Waiting(Ticket[T]):
         else:
             watch.waker = self.served
             while self.hold.item is None:
-                left = watch.left("a run slot")
+                left = watch.left("while it waited for a run slot")
                 self._called.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX))
         self.begun = True
 
@@ -141,7 +141,7 @@ class Slots(Generic[T]):
                 self._blocked += 1
                 try:
                     while self._full() and not self._closed:
-                        self._room.wait(None if watch is None else watch.left("room in the queue of runs"))
+                        self._room.wait(None if watch is None else watch.left("while it waited for room in the queue"))
                 finally:
                     self._blocked -= 1
             if self._closed:

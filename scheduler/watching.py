@@ -14,17 +14,39 @@ from typing import TypeVar
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.scheduler.cancelling import CancelToken
 from outrider.scheduler.errors import RunTimeoutError
+from outrider.scheduler.options import RunOptions, SessionOptions
 
 Key = TypeVar("Key", bound=Hashable)
 
 LOOKS = 4  # in the time that a partition may take
 
 
+class Stall:
+    """Which of the things that are seen at several looks have been there for `seconds` or longer. Pure: told the time.
+
+    What is seen again counts from the first of the looks that saw it without a gap.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._since: dict[Hashable, float] = {}
+
+    def look(self, now: float, seen: Iterable[Key]) -> list[Key]:
+        """Those of `seen` that have been there too long, in order; each is told once and then counts anew."""
+        keys = list(seen)
+        self._since = {key: self._since.get(key, now) for key in keys}
+        late = [key for key in keys if now - self._since[key] >= self.seconds]
+        for key in late:
+            self._since[key] = now
+        return late
+
+
 class Watch:
     """The limits of one run. A context manager: `wake` is called when one of its tokens is used.
 
-    `deadline`: seconds from now, None for no limit; `partition_deadline` likewise, for each partition. `ends`: the
-    deadline on `time.monotonic`. `tokens`: any of them cancels the run.
+    `deadline`: seconds from now, None for no limit; `partition_deadline` likewise, for each partition, which `stall`
+    measures. `ends`: the deadline on `time.monotonic`. `tokens`: any of them cancels the run. `waker`: what has whoever
+    waits now look again; whoever begins to wait sets it.
     """
 
     def __init__(
@@ -34,9 +56,9 @@ class Watch:
         tokens: Iterable[CancelToken] = (),
     ) -> None:
         self.deadline = deadline
-        self.partition_deadline = partition_deadline
+        self.stall = None if partition_deadline is None else Stall(partition_deadline)
         self.ends = None if deadline is None else time.monotonic() + deadline
-        self.waker: Callable[[], object] | None = None  # of whoever waits now
+        self.waker: Callable[[], object] | None = None
         self._tokens = tuple(tokens)
 
     def open(self) -> Watch:
@@ -78,17 +100,20 @@ class Watch:
         """Whether the run is cancelled, or late."""
         return self.cancelled or (self.ends is not None and time.monotonic() >= self.ends)
 
-    def left(self, what: str) -> float | None:
-        """Seconds left to wait for `what`, None without a deadline. Raises RunTimeoutError and RunCancelledError."""
+    def left(self, where: str) -> float | None:
+        """Seconds left, None without a deadline. Raises RunTimeoutError and RunCancelledError, of a run not sent yet.
+
+        `where`: what it does now, 'while it waited for ...'.
+        """
         if self.cancelled:
-            raise RunCancelledError(f"the run was cancelled while it waited for {what}", reason="cancelled")
+            raise RunCancelledError(f"the run was cancelled {where}", reason="cancelled")
         if self.ends is None:
             return None
         left = self.ends - time.monotonic()
         if left <= 0:
             raise RunTimeoutError(
-                f"the run took longer than its deadline of {self.deadline:g} s: it waited for {what}; "
-                "allow it more time, or more runs in flight",
+                f"the run's deadline of {self.deadline:g} s passed {where}; give it more time, or allow more runs in "
+                "flight",
                 deadline=self.deadline,
                 running=[],
             )
@@ -97,26 +122,15 @@ class Watch:
     def block(self) -> float | None:
         """Seconds until somebody must look at the run in flight; None to block until woken."""
         times = [] if self.ends is None else [max(0.0, self.ends - time.monotonic())]
-        if self.partition_deadline is not None:
-            times.append(self.partition_deadline / LOOKS)
+        if self.stall is not None:
+            times.append(self.stall.seconds / LOOKS)
         return min(times, default=None)
 
 
-class Stall:
-    """Which of the things that are seen at several looks have been there for `seconds` or longer. Pure: told the time.
-
-    What is seen again counts from the first of the looks that saw it without a gap.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._since: dict[Hashable, float] = {}
-
-    def look(self, now: float, seen: Iterable[Key]) -> list[Key]:
-        """Those of `seen` that have been there too long, in order; each is told once and then counts anew."""
-        keys = list(seen)
-        self._since = {key: self._since.get(key, now) for key in keys}
-        late = [key for key in keys if now - self._since[key] >= self.seconds]
-        for key in late:
-            self._since[key] = now
-        return late
+def watch_for(given: RunOptions, session: SessionOptions, *tokens: CancelToken) -> Watch | None:
+    """The Watch of a run that begins now; None if nothing limits it. What the run says goes before the session."""
+    deadline = session.deadline if given.deadline is None else given.deadline
+    partition = session.partition_deadline if given.partition_deadline is None else given.partition_deadline
+    if given.cancel is not None:
+        tokens = (*tokens, given.cancel)
+    return Watch(deadline, partition, tokens) if deadline or partition or tokens else None

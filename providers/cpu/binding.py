@@ -23,8 +23,8 @@ from outrider.providers.cpu.modes import immediate
 from outrider.providers.cpu.records import BOUND, Record
 from outrider.providers.wire.failures import fail
 
-# Steps between two looks whether the run was cancelled. A look takes 0.2 us, which the smallest steps take too, and those
-# of a program with so many bytes of scratch memory ten times as long, or a million.
+# Steps between two looks whether the run was cancelled. A look takes 0.2 us, and so do the smallest steps; those of a
+# program with so many bytes of scratch memory take ten times as long, or a million.
 GROUP, LARGE_GROUP, LARGE = 32, 8, 1 << 20
 
 

@@ -90,12 +90,12 @@ class Load:
     """Compile these partitions and take part in runs.
 
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
-    coordinator, whose edge START starts each run; CANCEL ends it early. `own` is this worker's board. `memories`: [{memory, segment
-    (descriptor id)}]: what layouts of board 0 may name beside its own segment: USER_MEMORY, and as memory n the output
-    pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start at word `pool_words`
-    of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board; `slot_bells`: those of the
-    run slots. `spin_us`: how many microseconds it looks for more work before it blocks. `partitions`: see
-    `PartitionPlan`.
+    coordinator, whose edge START starts each run, and CANCEL ends it early. `own` is this worker's board. `memories`:
+    [{memory, segment (descriptor id)}]: what layouts of board 0 may name beside its own segment: USER_MEMORY, and as
+    memory n the output pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start
+    at word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
+    `slot_bells`: those of the run slots. `spin_us`: how many microseconds it looks for more work before it blocks.
+    `partitions`: see `PartitionPlan`.
     """
 
     session: int
