@@ -24,6 +24,7 @@ from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError
 from outrider.shm.progress import ProgressReader
+from outrider.shm.stackfile import StackFile
 
 
 class Incarnation:
@@ -45,6 +46,7 @@ class Incarnation:
         self.output = WorkerOutput()
         self.output_fd = -1
         self.progress: ProgressReader | None = None
+        self.stacks: StackFile | None = None
         self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
         self.killed = ""
         self.death: WorkerDiedError | None = None
