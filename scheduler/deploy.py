@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import BY_NUMBER, is_tensor, numpy_dtype, storage_bytes
 from outrider.providers.wire.graph import Graph, Value
@@ -25,6 +24,7 @@ from outrider.providers.wire.pack import pack_graph
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler.arena import share_buffers
 from outrider.scheduler.collector import collector_paused
+from outrider.scheduler.dumps import end_late
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.inplace import Reach
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
@@ -346,13 +346,10 @@ class Deployer:
         )
         for one, future in waiting:
             try:
-                loaded = future.result(self.deadline)
+                loaded = future.result(None if workers[one].spec.debug else self.deadline)
             except TimeoutError as error:
-                self.fleet.monitor.kill(workers[one])
-                name, reason = workers[one].name, f"it did not load its part of the model within {self.deadline:g} s"
-                raise ProviderUnavailableError(
-                    f"provider {name} was ended: {reason}", provider=name, reason=reason
-                ) from error
+                reason = f"it did not load its part of the model within {self.deadline:g} s"
+                raise end_late(self.fleet.monitor, workers[one].current, reason) from error
             generation.refused += [(r["partition"], r["unit"], r["reason"], r["traceback"]) for r in loaded.refused]
         return generation
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from outrider.providers.contract import ProviderUnavailableError
 from outrider.shm.progress import START
 from outrider.shm.stackfile import DUMP_SIGNAL, KEPT_BYTES
 
@@ -30,12 +31,12 @@ SECONDS = 0.2  # that a dump may take
 LOOK = 0.005  # seconds between two looks whether it is complete
 
 
-def stacks(monitor: Monitor, ones: Sequence[Incarnation], seconds: float = SECONDS) -> list[str]:
-    """The Python stacks of these workers' threads, '' for one that does not write it in time.
+def stacks(monitor: Monitor, ones: Sequence[Incarnation], keep: bool = False) -> list[str]:
+    """The Python stacks of these workers' threads, '' for one that does not write them in time.
 
-    Blocks: not for the monitor's thread.
+    `keep`: leave them in the stack file, for the story of a death. Blocks: not for the monitor's thread.
     """
-    ends = time.monotonic() + seconds
+    ends = time.monotonic() + SECONDS
     asked: list[concurrent.futures.Future[int]] = [concurrent.futures.Future() for _ in ones]
 
     def ask() -> None:
@@ -50,7 +51,7 @@ def stacks(monitor: Monitor, ones: Sequence[Incarnation], seconds: float = SECON
             fd = future.result(max(0.0, ends - time.monotonic()))
         except TimeoutError:
             fd = -1 if future.cancel() else future.result()  # it is being asked right now
-        texts.append(_read(fd, ends))
+        texts.append(_read(fd, ends, keep))
     return texts
 
 
@@ -80,39 +81,64 @@ def complete(text: str) -> bool:
     return text.endswith("\n") and (last.endswith(" in <module>") or last.strip() == "...")
 
 
+def then(monitor: Monitor, one: Incarnation, what: Callable[[str], None], keep: bool = False) -> None:
+    """Ask one for its stacks, and go on with `what(text)` when they are there, or not by then. On the monitor's thread.
+
+    `keep`: leave the text in the stack file, for the story of the worker's death.
+    """
+    fd, ends = request(one), time.monotonic() + SECONDS
+
+    def look() -> None:
+        text = "" if fd < 0 else _text(fd)
+        if fd >= 0 and not complete(text) and time.monotonic() < ends:
+            monitor.call_later(LOOK, look)
+            return
+        if fd >= 0:
+            if not keep:
+                os.ftruncate(fd, 0)
+            os.close(fd)
+        what(text.strip())
+
+    look()
+
+
 def end_with_stack(monitor: Monitor, one: Incarnation, reason: str, still: Callable[[], bool]) -> None:
     """Kill a worker for `reason`, its stack in its stack file for the story of its death. From any thread.
 
-    Not if `still()` is False when the stack is there, or by then: `still` is asked on the monitor's thread. A worker
-    with `ProviderSpec(debug=True)` is never killed.
+    `still`, asked on the monitor's thread, before the stack is asked for and when it is there: whether the reason is
+    one still. A worker with `ProviderSpec(debug=True)` is never killed.
     """
-    if one.worker.spec.debug:
-        return
 
-    def kill_when_dumped(fd: int, ends: float) -> None:
-        if fd >= 0 and time.monotonic() < ends and still() and not complete(_text(fd)):
-            monitor.call_later(LOOK, lambda: kill_when_dumped(fd, ends))
-            return
-        if fd >= 0:
-            os.close(fd)
+    def kill(_: str) -> None:
         if still():
             monitor.kill(one, reason)
 
     def begin() -> None:
         if still():
-            kill_when_dumped(request(one), time.monotonic() + SECONDS)
+            then(monitor, one, kill, keep=True)
 
-    monitor.call(begin)
+    if not one.worker.spec.debug:
+        monitor.call(begin)
 
 
-def _read(fd: int, ends: float) -> str:
+def end_late(monitor: Monitor, one: Incarnation, reason: str) -> ProviderUnavailableError:
+    """Kill a worker that did not answer in time, and return the error that says so, with its stack. Not on the
+    monitor's thread."""
+    (stack,) = stacks(monitor, [one], keep=True)
+    monitor.kill(one, reason)
+    story = f". Its Python stack:\n{stack}" if stack else ""
+    name = one.worker.name
+    return ProviderUnavailableError(f"provider {name} was ended: {reason}{story}", provider=name, reason=reason)
+
+
+def _read(fd: int, ends: float, keep: bool) -> str:
     if fd < 0:
         return ""
     try:
         while not complete(_text(fd)) and time.monotonic() < ends:
             time.sleep(LOOK)
         text = _text(fd)
-        if complete(text):
+        if not keep and complete(text):
             os.ftruncate(fd, 0)  # should the worker crash later, this is not of then
         return text.strip()
     finally:

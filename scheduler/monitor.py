@@ -29,9 +29,10 @@ import zmq
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
-from outrider.scheduler import lifecycle
+from outrider.scheduler import dumps, lifecycle
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.output import KEPT_BYTES
+from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.descriptors import DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
@@ -62,6 +63,9 @@ class Listener(Protocol):
 
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
+
+    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
+        """The run in a slot and the nodes of a partition, if there are such."""
 
 
 class Monitor(threading.Thread):
@@ -165,6 +169,7 @@ class Monitor(threading.Thread):
     # On the monitor's thread ----------------------------------------------------------------------------------------
     def run(self) -> None:
         try:
+            StallWarnings(self).look()
             self._serve()
         except BaseException as error:  # a fault of ours: nobody may be left waiting for a monitor that is gone
             log.critical("the monitor of a fleet failed; its workers are ended", exc_info=True)
@@ -225,10 +230,21 @@ class Monitor(threading.Thread):
         for one in self._incarnations():
             if one.deadline is not None and one.deadline[0] <= now:
                 seconds, one.deadline = one.deadline[1], None
-                self._tell(one, lifecycle.Late(seconds))
+                self._late(one, seconds)
         while self._timers and self._timers[0][0] <= now:
             _, _, action = heapq.heappop(self._timers)
             action()
+
+    def _late(self, one: Incarnation, seconds: float) -> None:
+        """Its deadline has passed. Where one is stuck that does not start belongs into the story."""
+
+        def tell(_: str) -> None:
+            self._tell(one, lifecycle.Late(seconds))
+
+        if one.life.state == "starting":
+            dumps.then(self, one, tell, keep=True)
+        else:
+            self._tell(one, lifecycle.Late(seconds))
 
     def _spawn(self, one: Incarnation) -> None:
         if self._closing:

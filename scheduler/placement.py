@@ -25,6 +25,7 @@ from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.costs import Costs, estimate, measured
 from outrider.scheduler.crossings import measured_crossing
 from outrider.scheduler.deploy import Blueprint, Deployer
+from outrider.scheduler.dumps import end_late
 from outrider.scheduler.errors import (
     ClaimBrokenError,
     ClaimError,
@@ -310,13 +311,10 @@ class Placer:
             waiting.append(self.deployer.fleet.monitor.request(worker, message, key))
         for position, (worker, future) in enumerate(zip(self.workers, waiting, strict=True)):
             try:
-                answer = future.result(self.options.claim_deadline)
+                answer = future.result(None if worker.spec.debug else self.options.claim_deadline)
             except TimeoutError as error:
-                self.deployer.fleet.monitor.kill(worker)
                 reason = f"it did not answer what it claims within {self.options.claim_deadline:g} s"
-                raise ProviderUnavailableError(
-                    f"provider {worker.name} was ended: {reason}", provider=worker.name, reason=reason
-                ) from error
+                raise end_late(self.deployer.fleet.monitor, worker.current, reason) from error
             if answer.error is not None:
                 raise self._claim_failed(worker, answer.error)
             self.answers.add(position, worker.name, graph, answer)

@@ -126,6 +126,13 @@ class Replica:
         self.closed = self.ended = True
         self.wake()
 
+    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
+        """The run in a slot and the nodes of a partition of the present generation, if there are such."""
+        generation = self.generation
+        if generation is None or slot >= len(self.slots) or partition >= len(generation.partition_nodes):
+            return None
+        return self.slots[slot].pending, generation.partition_nodes[partition]
+
     def wake(self) -> None:
         """Have every blocked caller look at `death` and `closed`."""
         with self._lock:

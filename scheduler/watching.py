@@ -8,37 +8,15 @@ Watch, and waits as if there were none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
 
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.scheduler.cancelling import CancelToken
 from outrider.scheduler.errors import RunTimeoutError
 from outrider.scheduler.options import RunOptions, SessionOptions
-
-Key = TypeVar("Key", bound=Hashable)
+from outrider.scheduler.stalls import Stall
 
 LOOKS = 4  # in the time that a partition may take
-
-
-class Stall:
-    """Which of the things that are seen at several looks have been there for `seconds` or longer. Pure: told the time.
-
-    What is seen again counts from the first of the looks that saw it without a gap.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._since: dict[Hashable, float] = {}
-
-    def look(self, now: float, seen: Iterable[Key]) -> list[Key]:
-        """Those of `seen` that have been there too long, in order; each is told once and then counts anew."""
-        keys = list(seen)
-        self._since = {key: self._since.get(key, now) for key in keys}
-        late = [key for key in keys if now - self._since[key] >= self.seconds]
-        for key in late:
-            self._since[key] = now
-        return late
 
 
 class Watch:
