@@ -55,7 +55,7 @@ def working(slot: Slot, run: int) -> list[Working]:
     generation = replica.generation
     found: list[Working] = []
     for board, side in ({} if generation is None else generation.sides).items():
-        one = side.worker.current
+        one = side.serving
         progress = one.progress
         if generation is None or progress is None or not one.alive:
             continue
@@ -65,8 +65,7 @@ def working(slot: Slot, run: int) -> list[Working]:
             continue
         if number not in generation.partitions_of[board]:
             continue
-        _, done = generation.dones[number]
-        if run_of(side.reader.word(done, slot.index)) != run:
+        if run_of(generation.done(number, slot.index)) != run:
             found.append(Working(one, number, doing.step, generation.partition_nodes[number]))
     return found
 

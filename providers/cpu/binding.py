@@ -23,8 +23,8 @@ from outrider.providers.cpu.modes import immediate
 from outrider.providers.cpu.records import BOUND, Record
 from outrider.providers.wire.failures import fail
 
-# Bytes of scratch memory of a program -> steps between two looks whether the run was cancelled. A look takes 0.2 us, and
-# so do the smallest steps; those of large programs take ten times as long, or a million.
+# Bytes of scratch memory of a program -> steps between two looks whether the run was cancelled. A look takes 0.2 us, as
+# the smallest steps do; those of large programs take ten times as long, or a million.
 GROUPS = ((1 << 22, 1), (1 << 18, 8), (0, 32))
 
 
