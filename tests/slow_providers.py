@@ -24,9 +24,10 @@ class Slow(Provider):
             self._sleep(3600)
 
     def claim(self, graph):
-        if self.how == "claim":
+        mine = [Claim([node]) for node in graph.nodes if node.op_type == "Identity"]
+        if self.how == "claim" and mine:
             self._sleep(3600)
-        return [Claim([node]) for node in graph.nodes if node.op_type == "Identity"]
+        return mine
 
     def compile(self, unit):
         if self.how == "compile":
