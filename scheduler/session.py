@@ -7,13 +7,11 @@ import copy
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from outrider.providers.wire.dtypes import onnx_name
-from outrider.providers.wire.graph import TensorRef
 from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
@@ -26,7 +24,7 @@ from outrider.scheduler.errors import (
 )
 from outrider.scheduler.feeds import check_feeds, requested_outputs
 from outrider.scheduler.fleet import Fleet
-from outrider.scheduler.inplace import Array, Targets, check_target
+from outrider.scheduler.inplace import Array, Targets
 from outrider.scheduler.iobinding import IOBinding, empty_for
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
@@ -35,6 +33,7 @@ from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
+from outrider.scheduler.passing import PassedOn
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.replica import Replica, Slot, busy
 from outrider.scheduler.report import PlacementReport
@@ -46,7 +45,7 @@ from outrider.scheduler.steady import Signature, Signatures
 from outrider.scheduler.strategy import replicas
 from outrider.scheduler.trace import Tracing, run_traced
 from outrider.scheduler.warming import LEARNINGS, Checked, largest_sizes, made_feeds, run_everywhere, timed_partitions
-from outrider.scheduler.watching import Watch, watch_for
+from outrider.scheduler.watching import Watch, watch_for, watched
 from outrider.scheduler.worker import Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
@@ -125,6 +124,7 @@ class InferenceSession:
         self._signatures = Signatures()
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
+        self._passed_on = PassedOn(self._loaded, self._defaults)
 
     def _replicated(
         self, loaded: LoadedModel, fleet: Fleet, workers: Sequence[Worker], chosen: SessionOptions
@@ -175,19 +175,8 @@ class InferenceSession:
             self._check_open()
         if run_options is None and not self._limited:
             return self._run(*self._checked(output_names, input_feed))
-        with self._watch(run_options) as watch:
+        with watched(checked_run_options(run_options), self._options) as watch:
             return self._run(*self._checked(output_names, input_feed), watch=watch)
-
-    @contextlib.contextmanager
-    def _watch(self, given: Any) -> Iterator[Watch | None]:
-        """The Watch of a run that its caller waits for, if it has any limits. Raises RunCancelledError at once."""
-        watch = watch_for(checked_run_options(given), self._options)
-        if watch is None:
-            yield None
-            return
-        with watch:
-            watch.left("before it began")
-            yield watch
 
     def run_async(
         self,
@@ -239,7 +228,7 @@ class InferenceSession:
         self._check_open()
         if not isinstance(binding, IOBinding) or binding.session is not self:
             raise invalid_option("binding", binding, "an IOBinding of this session")
-        with self._watch(run_options) as watch:
+        with watched(checked_run_options(run_options), self._options) as watch:
             binding.finish(self._run(*binding.prepare(), watch=watch))
 
     def run_with_ort_values(
@@ -321,7 +310,7 @@ class InferenceSession:
         watch: Watch | None = None,
     ) -> list[Any]:
         """One run in a slot that the caller has taken. `targets`: of outputs in `wanted`, which names each once."""
-        passed = {} if targets is None else self._passed_on(slot, targets, wanted, feeds)
+        passed = {} if targets is None else self._passed_on.bound(slot, targets, wanted, feeds)
         runner, recorder = self._runner, self._runner.recorder
         if recorder is None:
             run = runner.begin(slot, feeds, self._defaults, signature, targets, watch)
@@ -347,44 +336,8 @@ class InferenceSession:
                 returned.append(copy.deepcopy(results[name]) if name in given else results[name])
                 given.add(name)
             else:
-                returned.append(self._passed_through(name, feeds))
+                returned.append(self._passed_on.copied(name, feeds))
         return returned
-
-    def _passed_on(
-        self, slot: Slot, targets: Targets, wanted: Sequence[str], feeds: Mapping[str, Any]
-    ) -> dict[str, tuple[Array | None, Any]]:
-        """Outputs that no worker makes: their targets (None: the caller's own), and what they will be after the run."""
-        generation = slot.replica.generation
-        passed: dict[str, tuple[Array | None, Any]] = {}
-        for name in wanted:
-            if generation is None or name in generation.outputs:
-                continue
-            target = targets.arrays.get(name)
-            if target is None:
-                passed[name] = None, self._passed_through(name, feeds)  # now: the run may write over it
-                continue
-            value = np.asarray(self._passing(name, feeds))
-            check_target(name, target, onnx_name(value.dtype), value.shape)
-            if any(np.may_share_memory(value, other) for other in targets.arrays.values()):
-                value = value.copy()  # the run may write over it
-            passed[name] = target, value
-        return passed
-
-    def _passing(self, name: str, feeds: Mapping[str, Any]) -> Any:
-        """An output that is an input or a constant of the model."""
-        if name in feeds:
-            return feeds[name]
-        return self._defaults[name] if name in self._defaults else self._constant(name)
-
-    def _passed_through(self, name: str, feeds: Mapping[str, Any]) -> Any:
-        """The same, as a copy."""
-        value = self._passing(name, feeds)
-        return np.array(value, order="C") if isinstance(value, np.ndarray) else copy.deepcopy(value)
-
-    def _constant(self, name: str) -> Array:
-        ref = self._loaded.graph.constants[name]
-        assert isinstance(ref, TensorRef)
-        return self._loaded.store.read(ref)
 
     @limits_told()
     def warmup(self, shapes: Any) -> None:

@@ -7,8 +7,9 @@ Watch, and waits as if there were none.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.scheduler.cancelling import CancelToken
@@ -112,3 +113,15 @@ def watch_for(given: RunOptions, session: SessionOptions, *tokens: CancelToken) 
     if given.cancel is not None:
         tokens = (*tokens, given.cancel)
     return Watch(deadline, partition, tokens) if deadline or partition or tokens else None
+
+
+@contextlib.contextmanager
+def watched(given: RunOptions, session: SessionOptions) -> Iterator[Watch | None]:
+    """`watch_for` of a run that its caller waits for, open. Raises RunCancelledError if a token was used before."""
+    watch = watch_for(given, session)
+    if watch is None:
+        yield None
+        return
+    with watch:
+        watch.left("before it began")
+        yield watch
