@@ -16,6 +16,7 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_from_plain
 from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.spans import Recorder
+from outrider.scheduler.dumps import end_late
 from outrider.scheduler.errors import SessionClosedError
 from outrider.scheduler.failures import KINDS
 from outrider.scheduler.fleet import Fleet
@@ -160,14 +161,15 @@ class Deployer:
         return refused
 
     def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:
+        self._waiting.add(future)
         try:
+            if self._abandoned:
+                future.cancel()
             return future.result(one.worker.patience(self.deadline))
+        except concurrent.futures.CancelledError as error:
+            raise SessionClosedError("the session was closed", what="session") from error
         except TimeoutError as error:
-            name, reason = one.worker.name, f"it did not {what} within {self.deadline:g} s"
-            self.fleet.monitor.kill(one, reason)
-            raise ProviderUnavailableError(
-                f"provider {name} was ended: {reason}", provider=name, reason=reason
-            ) from error
+            raise end_late(self.fleet.monitor, one, f"it did not {what} within {self.deadline:g} s") from error
         finally:
             self._waiting.discard(future)
 

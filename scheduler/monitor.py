@@ -10,6 +10,8 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import heapq
+import itertools
 import logging
 import os
 import signal
@@ -24,11 +26,12 @@ import zmq
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
-from outrider.scheduler import lifecycle, story
+from outrider.scheduler import dumps, lifecycle, story
 from outrider.scheduler.launch import launch
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
 from outrider.scheduler.output_log import OutputLog
+from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -59,6 +62,9 @@ class Listener(Protocol):
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
 
+    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
+        """The run in a slot and the nodes of a partition, if there are such."""
+
 
 class Monitor(threading.Thread):
     """Owns a fleet's sockets and processes. `shutdown` is idempotent, ends the thread, and leaves nothing behind."""
@@ -73,6 +79,8 @@ class Monitor(threading.Thread):
         self._owner = os.getpid()
         self._replies: dict[tuple[Incarnation, tuple[Any, ...]], concurrent.futures.Future[Any]] = {}
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap: (when, order, what)
+        self._order = itertools.count()
         self._wake = Doorbell()
         self._closing = False
         self._ended = False
@@ -124,6 +132,11 @@ class Monitor(threading.Thread):
         asked = _present(to)
         self.call(lambda: self._send(asked, body) if asked.alive else None)
 
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have the monitor do this after so many seconds, unless it has ended by then; it must not block."""
+        due = time.monotonic() + seconds
+        self.call(lambda: heapq.heappush(self._timers, (due, next(self._order), action)))
+
     def kill(self, which: Worker | Incarnation, reason: str = "", spared: bool = False) -> None:
         """End a process, for this reason. `spared`: it is not to blame for that."""
         one = _present(which)
@@ -161,6 +174,7 @@ class Monitor(threading.Thread):
     # On the monitor's thread ----------------------------------------------------------------------------------------
     def run(self) -> None:
         try:
+            StallWarnings(self).look()
             self._serve()
         except BaseException as error:  # a fault of ours: nobody may be left waiting for a monitor that is gone
             log.critical("the monitor of a fleet failed; its workers are ended", exc_info=True)
@@ -213,8 +227,9 @@ class Monitor(threading.Thread):
         return [one for worker in self.workers for one in worker.incarnations()]
 
     def _timeout(self) -> int | None:
-        """Milliseconds to the next deadline; None without one."""
+        """Milliseconds to the next deadline or timer; None without one."""
         times = [one.deadline[0] for one in self._incarnations() if one.deadline is not None]
+        times += [self._timers[0][0]] if self._timers else []
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _check_deadlines(self) -> None:
@@ -222,7 +237,21 @@ class Monitor(threading.Thread):
         for one in self._incarnations():
             if one.deadline is not None and one.deadline[0] <= now:
                 seconds, one.deadline = one.deadline[1], None
-                self._tell(one, lifecycle.Late(seconds))
+                self._late(one, seconds)
+        while self._timers and self._timers[0][0] <= now:
+            _, _, action = heapq.heappop(self._timers)
+            action()
+
+    def _late(self, one: Incarnation, seconds: float) -> None:
+        """Its deadline has passed. Where one is stuck that does not start belongs into the story."""
+
+        def tell(_: str) -> None:
+            self._tell(one, lifecycle.Late(seconds))
+
+        if one.life.state == "starting":
+            dumps.then(self, one, tell, keep=True)
+        else:
+            self._tell(one, lifecycle.Late(seconds))
 
     def _spawn(self, one: Incarnation) -> None:
         failed: ProviderUnavailableError | None = None
@@ -402,6 +431,7 @@ class Monitor(threading.Thread):
         for future in self._replies.values():
             future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
         self._replies.clear()
+        self._timers.clear()
         self._ended = True
         self._do_calls()
         self._router.close(0)

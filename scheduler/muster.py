@@ -1,6 +1,6 @@
 """All sessions that a dead worker served load their programs into its successor before any of them goes on there.
 
-Otherwise the partition that kills the worker could do so again while another session still loads, and both would suffer.
+Otherwise the partition that kills the worker could do so again while another session still loads, which would suffer.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.costs import Costs, estimate, measured
 from outrider.scheduler.crossings import measured_crossing
 from outrider.scheduler.deploy import Deployer
+from outrider.scheduler.dumps import end_late
 from outrider.scheduler.errors import (
     ClaimBrokenError,
     ClaimError,
@@ -387,13 +388,10 @@ class Placer:
     def _answer(self, one: Incarnation, future: concurrent.futures.Future[messages.Claims]) -> messages.Claims:
         """Wait for the claims. Raises the death of the worker; ProviderUnavailableError for one that is late."""
         try:
-            return future.result(self.options.claim_deadline)
+            return future.result(one.worker.patience(self.options.claim_deadline))
         except TimeoutError as error:
-            name, reason = one.worker.name, f"it did not answer what it claims within {self.options.claim_deadline:g} s"
-            self.deployer.fleet.monitor.kill(one, reason)
-            raise ProviderUnavailableError(
-                f"provider {name} was ended: {reason}", provider=name, reason=reason
-            ) from error
+            reason = f"it did not answer what it claims within {self.options.claim_deadline:g} s"
+            raise end_late(self.deployer.fleet.monitor, one, reason) from error
 
     def _ask_again(self, position: int, death: WorkerDiedError, packed: dict[str, Any]) -> messages.Claims | None:
         """The claims of a worker that died when it was asked for them; None if the session goes on without it."""

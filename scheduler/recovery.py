@@ -89,7 +89,10 @@ class Refused:
 
 @dataclass(frozen=True)
 class Moved:
-    """A new generation serves. `away`: boards that it does without; `wait`: seconds until one of them may come back."""
+    """A new generation serves, whoever asked for it.
+
+    `away`: boards that it does without; `wait`: seconds until one of them may come back.
+    """
 
     away: frozenset[int] = frozenset()
     wait: float = math.inf
@@ -108,18 +111,11 @@ class Due:
 
 
 @dataclass(frozen=True)
-class RestartAsked:
-    """Somebody asked for a restart: what was held against a provider is forgotten."""
-
-
-@dataclass(frozen=True)
 class CloseAsked:
     """The session or fleet is being closed."""
 
 
-Event = (
-    Died | Revived | Loaded | Resumed | Lost | Refused | Moved | Stuck | Due | RestartAsked | CloseAsked
-)
+Event = Died | Revived | Loaded | Resumed | Lost | Refused | Moved | Stuck | Due | CloseAsked
 
 # Instructions -----------------------------------------------------------------------------------------------------
 
@@ -206,7 +202,7 @@ class Recovery:
         self.state = "serving"
         """'serving', 'moving', 'down' or 'closed'."""
         self.boards: dict[int, tuple[str, int]] = {}
-        """Those that are not served: what is being done about it, and the incarnation that is to serve (0: none yet)."""
+        """Those that are not served: what is being done, and the incarnation that died last or is to serve."""
         self.replayed: dict[tuple[int, int], set[int]] = {}
         """(slot, run) -> the partitions that have had their second chance."""
         self.away: frozenset[int] = frozenset()
@@ -221,9 +217,7 @@ class Recovery:
             self.replayed.clear()
             return []
         if isinstance(event, (Moved, Stuck)):
-            return self._moved(event) if self.state == "moving" else []
-        if isinstance(event, RestartAsked):
-            return [] if self.state == "moving" else self._move()
+            return self._moved(event) if isinstance(event, Moved) or self.state == "moving" else []
         if isinstance(event, Due):
             return self._move() if self.state == "down" or (self.state == "serving" and self.away) else []
         if self.state == "down" and isinstance(event, Died):
@@ -263,8 +257,10 @@ class Recovery:
                 made.append(Quarantine(partition))
             again = again and not event.quarantined
         if not again:
-            return made + (self._move() if self.fallback else self._down(math.inf))
-        return made + self._gone(event.board, event.wait)
+            return made + self._move() if self.fallback else self._down(math.inf) + made
+        then = self._gone(event.board, event.wait)
+        # Who is told that a run has failed finds the replica as it is from now on.
+        return then + made if self.state == "down" else made + then
 
     def _gone(self, board: int, wait: float) -> list[Instruction]:
         """A board without a worker: start one, or do without."""

@@ -26,7 +26,9 @@ from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.placement import Placer
+from outrider.scheduler.slots import Hold
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
+from outrider.scheduler.watching import Watch
 from outrider.scheduler.worker import Incarnation
 from outrider.shm.board import VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
@@ -54,7 +56,7 @@ class Slot:
     """A run slot: one run at a time.
 
     `pending`: a run that has begun and not ended; `feeds`, `targets` and `words` are its (kept, as its caller may leave
-    earlier, while workers still read and write there).
+    earlier, while workers still read and write there). `watch`: of its present or last caller.
     """
 
     replica: Replica
@@ -66,6 +68,7 @@ class Slot:
     pending: int = 0
     feeds: Mapping[str, Any] | None = None
     targets: Targets | None = None
+    watch: Watch | None = None
     words: Sequence[tuple[int, int]] = ()  # (edge of board 0, layout number)
     steady: dict[Signature, SteadyRun] = field(default_factory=dict)
     repeated: SteadyRun | None = None  # by the last run
@@ -110,6 +113,11 @@ class Outage:
             reason=self.reason,
             seconds=left,
         )
+
+
+def busy(hold: Hold[Slot]) -> bool:
+    """Whether there is a slot whose run goes on without its caller."""
+    return hold.item is not None and hold.item.pending != 0
 
 
 class Replica:
@@ -204,6 +212,13 @@ class Replica:
         self.closed = self.ended = True
         self.wake()
 
+    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
+        """The run in a slot and the nodes of a partition of the present generation, if there are such."""
+        generation = self.generation
+        if generation is None or slot >= len(self.slots) or partition >= len(generation.partition_nodes):
+            return None
+        return self.slots[slot].pending, generation.partition_nodes[partition]
+
     def wake(self) -> None:
         """Have every blocked caller look at what has happened."""
         with self._lock:
@@ -247,9 +262,8 @@ class Replica:
         self.wake()
 
     def go_down(self, outage: Outage) -> None:
-        """No run can be served that needs a dead worker, and none may begin."""
+        """No run can be served that needs a dead worker, and none may begin. `wake` tells those who wait."""
         self.outage, self.moving, self.ended = outage, False, True
-        self.wake()
 
     # Called by who has taken all slots of the replica, or before anybody runs ----------------------------------------
     def release(self) -> None:
@@ -306,12 +320,19 @@ class Replica:
             if told:
                 death = told[-1]
             if generation.random and death is not None:
-                raise _again(death)
+                raise same_again(death)
         if outage is not None and (math.isinf(outage.until) or time.monotonic() < outage.until):
             if death is not None:
-                raise _again(death)
+                raise same_again(death)
             raise outage.error() from outage.cause
         raise RunAgain(death)
+
+    def dismiss(self, run: int) -> None:
+        """A run whose caller had left has come to its end."""
+        with self._lock:
+            self._verdicts.pop(run, None)
+            self._stories.pop(run, None)
+            self.attempts.pop(run, None)
 
     def settled(self, timeout: float | None = None) -> bool:
         """Wait until the replica does not move any more, or is about to; False after `timeout` seconds."""
@@ -321,7 +342,16 @@ class Replica:
             return self.closed or not (self.moving or (outage is not None and time.monotonic() >= outage.until))
 
         with self._lock:
-            return self._told.wait_for(is_settled, timeout)
+            if timeout is None:
+                return self._told.wait_for(is_settled)
+            if not is_settled():
+                self._told.wait(timeout)  # or until `stir`
+            return is_settled()
+
+    def stir(self) -> None:
+        """Have those who wait for the replica to settle look at their watches."""
+        with self._lock:
+            self._told.notify_all()
 
     def story(self, run: int) -> OutriderError:
         """Why a run is void."""
@@ -341,6 +371,6 @@ class Replica:
         return [generation.done(one, slot) for one in sorted(generation.partitions_of[board]) for slot in slots]
 
 
-def _again(error: OutriderError) -> OutriderError:
+def same_again(error: OutriderError) -> OutriderError:
     """The same error for one more caller: one that was raised keeps the frames that it passed."""
     return type(error)(error.message, **error.fields())

@@ -8,6 +8,7 @@ their replica.
 from __future__ import annotations
 
 import collections
+import functools
 import heapq
 import itertools
 import logging
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from outrider.providers.contract import ProviderUnavailableError
+from outrider.providers.wire.failures import first_names
 from outrider.scheduler import recovery, story
 from outrider.scheduler.errors import OutriderError, SessionClosedError, WorkerDiedError
 from outrider.scheduler.generation import Generation
@@ -119,6 +121,7 @@ class Supervisor:
                     return
                 log.critical("the supervisor of a session failed", exc_info=True)
                 self.replica.go_down(Outage("outrider", f"its supervisor failed: {error!r}", math.inf))
+                self.replica.wake()
 
     def _handle(self, event: recovery.Event) -> None:
         todo = collections.deque(self.replica.recovery.handle(event))
@@ -126,6 +129,8 @@ class Supervisor:
             told = self._carry_out(todo.popleft())
             if told is not None:
                 todo += self.replica.recovery.handle(told)
+        if self.replica.outage is not None:
+            self.replica.wake()
 
     def _carry_out(self, instruction: recovery.Instruction) -> recovery.Event | None:
         if isinstance(instruction, recovery.Fail):
@@ -162,11 +167,14 @@ class Supervisor:
             return
         if one.spared:
             running = None  # whoever had it killed has ended that run
+        flights = tuple(replica.flights())
+        in_flight = {run for _, run in flights}
+        replica.attempts = {run: told for run, told in replica.attempts.items() if run in in_flight}
         self._died = one
         quarantined = running is not None and self._blame(present.partition_nodes[running.partition], worker)
         log.warning("%s", _first_line(one))
         wait = worker.restarts.wait(time.monotonic())
-        self._handle(recovery.Died(board, one.number, running, tuple(replica.flights()), wait, quarantined))
+        self._handle(recovery.Died(board, one.number, running, flights, wait, quarantined))
 
     def _blame(self, nodes: list[str], worker: Worker) -> bool:
         return self.fleet.quarantine.blame(self.placer.model, nodes, worker.name)
@@ -343,18 +351,17 @@ class Supervisor:
     def _go_down(self, down: recovery.Down) -> None:
         """Say why nothing can be run. `_why` is the reason, or the partition that is quarantined."""
         why, one, now = self._why, self._died, time.monotonic()
-        names = [self._worker(board).name for board in sorted(down.gone)] or [worker.name for worker in self.placer.workers]
-        provider = names[0]
+        gone = [self._worker(board) for board in sorted(down.gone)]
+        provider = (gone or self.placer.workers)[0].name
         if isinstance(why, ProviderUnavailableError) and why.provider:
             provider, reason = str(why.provider), str(why.reason)
         elif self.fleet.quarantine.holds(self.placer.model, provider):
-            nodes = story.first_names(list(self.fleet.quarantine.holds(self.placer.model, provider)[0]))
-            reason = f"{nodes} killed it twice in a row and is quarantined"
+            nodes = first_names(self.fleet.quarantine.holds(self.placer.model, provider)[0])
+            reason = f"it died twice in a row when it ran {nodes}, which is quarantined"
         elif why is not None and not isinstance(why, WorkerDiedError):
             reason = why.message
         else:
-            deaths = self._worker(next(iter(down.gone))).restarts.in_a_row if down.gone else 0
-            reason = f"it died {deaths} times in a row"
+            reason = f"it died {gone[0].restarts.in_a_row} times in a row" if gone else "nothing can be placed"
         cause = why or (None if one is None else one.death)
         self._why = None
         self.replica.go_down(Outage(provider, reason, now + down.wait, cause))
@@ -371,7 +378,7 @@ class Supervisor:
         if not self.options.spares or generation is None:
             return
         for board, side in generation.sides.items():
-            self.call(lambda board=board, worker=side.worker: self._prepare(generation, board, worker))
+            self.call(functools.partial(self._prepare, generation, board, side.worker))
 
     def _prepare(self, generation: Generation, board: int, worker: Worker) -> None:
         if self.replica.generation is not generation or not worker.alive:
