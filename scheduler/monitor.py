@@ -42,6 +42,7 @@ from outrider.shm.progress import ProgressReader, create_progress
 log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
+LONGEST = 86400.0  # seconds that it blocks
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
 # Without the folders of argv[3] while a worker imports itself: a numpy.py beside a model is not NumPy.
 _BOOT = (
@@ -223,7 +224,7 @@ class Monitor(threading.Thread):
         """Milliseconds to the next deadline or timer; None without one."""
         times = [one.deadline[0] for one in self._incarnations() if one.deadline is not None]
         times += [self._timers[0][0]] if self._timers else []
-        return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
+        return max(0, int(min(LONGEST, min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()

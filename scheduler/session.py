@@ -45,7 +45,7 @@ from outrider.scheduler.steady import Signature, Signatures
 from outrider.scheduler.strategy import replicas
 from outrider.scheduler.trace import Tracing, run_traced
 from outrider.scheduler.warming import LEARNINGS, Checked, largest_sizes, made_feeds, run_everywhere, timed_partitions
-from outrider.scheduler.watching import Watch, watch_for, watched
+from outrider.scheduler.watching import UNLIMITED, Watch, watch_for
 from outrider.scheduler.worker import Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
@@ -175,7 +175,7 @@ class InferenceSession:
             self._check_open()
         if run_options is None and not self._limited:
             return self._run(*self._checked(output_names, input_feed))
-        with watched(checked_run_options(run_options), self._options) as watch:
+        with watch_for(checked_run_options(run_options), self._options) or UNLIMITED as watch:
             return self._run(*self._checked(output_names, input_feed), watch=watch)
 
     def run_async(
@@ -228,7 +228,7 @@ class InferenceSession:
         self._check_open()
         if not isinstance(binding, IOBinding) or binding.session is not self:
             raise invalid_option("binding", binding, "an IOBinding of this session")
-        with watched(checked_run_options(run_options), self._options) as watch:
+        with watch_for(checked_run_options(run_options), self._options) or UNLIMITED as watch:
             binding.finish(self._run(*binding.prepare(), watch=watch))
 
     def run_with_ort_values(
@@ -357,7 +357,7 @@ class InferenceSession:
             self._runner.slots.take_all()
             try:
                 self._check_open()
-                run_everywhere(self._runner, checked, self._defaults)
+                run_everywhere(self._runner, checked, self._defaults, self._options)
                 self._learn(checked)
             finally:
                 self._runner.slots.give_all()
@@ -375,7 +375,7 @@ class InferenceSession:
             if (plan.partitions, plan.units) == (present.partitions, present.units):
                 return
             self._deploy(replica, blueprint)
-            run_everywhere(self._runner, checked, self._defaults)
+            run_everywhere(self._runner, checked, self._defaults, self._options)
 
     def _revive(self) -> None:
         """Start dead workers again and load what they had; the session is as good as new after it."""
