@@ -13,7 +13,8 @@ class Slow(Provider):
     """Identity nodes, one unit each. Option `how`:
 
     'sleep': without the interpreter lock; 'lock': native code that holds it; 'look': it asks whether it is cancelled;
-    'three rows': as 'sleep', and an hour for three rows; 'setup', 'claim', 'compile': an hour there. `log`: a file that gets a line per call, with what became of it.
+    'three rows': as 'sleep', and an hour for three rows; 'setup', 'claim', 'compile': an hour there.
+    `log`: a file that gets a line per call, with what became of it.
     """
 
     def setup(self, context):

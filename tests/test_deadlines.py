@@ -324,9 +324,9 @@ def test_a_worker_that_is_stopped_while_it_is_idle_does_not_hold_up_runs_for_eve
 
 
 def test_warmup_keeps_to_the_partition_deadline() -> None:
-    with slow("three rows", partition_deadline=SHORT, replay=False, fallback=False) as session:
-        with pytest.raises(errors.WorkerDiedError):
-            session.warmup({"x": (3, 4)})
+    options = {"partition_deadline": SHORT, "replay": False, "fallback": False}
+    with slow("three rows", **options) as session, pytest.raises(errors.WorkerDiedError):
+        session.warmup({"x": (3, 4)})
 
 
 def test_runs_of_others_are_not_touched(tmp_path: Path) -> None:
