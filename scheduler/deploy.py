@@ -146,7 +146,7 @@ class Deployer:
 
     def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:
         try:
-            return future.result(None if one.worker.spec.debug else self.deadline)
+            return future.result(one.worker.patience(self.deadline))
         except TimeoutError as error:
             raise end_late(self.fleet.monitor, one, f"it did not {what} within {self.deadline:g} s") from error
 

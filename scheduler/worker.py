@@ -20,6 +20,7 @@ from outrider.scheduler import lifecycle
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.output import WorkerOutput
+from outrider.scheduler.story import Facts
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError
@@ -49,6 +50,7 @@ class Incarnation:
         self.stacks: StackFile | None = None
         self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
         self.killed = ""
+        self.facts: Facts | None = None  # of its end
         self.death: WorkerDiedError | None = None
         self._descriptor = 0
         self._channel_lock = threading.Lock()
@@ -123,6 +125,10 @@ class Worker:
         spare = self.spare
         if spare is not None:
             yield spare
+
+    def patience(self, seconds: float) -> float | None:
+        """How long to wait for what should take it `seconds`: None, without end, while it is debugged."""
+        return None if self.spec.debug else seconds
 
     def next_incarnation(self) -> Incarnation:
         """A new one, which nobody knows yet."""
