@@ -109,7 +109,12 @@ class Generation:
     # What workers have done -----------------------------------------------------------------------------------------
     def done(self, partition: int, slot: int) -> int:
         """The word that tells which run of a slot a partition has served last."""
-        board, edge = self.dones[partition]
+        return self.word(*self.dones[partition], slot)
+
+    def word(self, board: int, edge: int, slot: int) -> int:
+        """What is published on an edge of a board, the coordinator's own included."""
+        if board == 0:
+            return self.board.words[self.board.index(edge, slot)]
         return self.sides[board].reader.word(edge, slot)
 
     def owed(self, board: int, slot: int, run: int) -> list[int]:

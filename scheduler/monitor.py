@@ -40,6 +40,7 @@ from outrider.shm.progress import RUN, Doing
 log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
+LONGEST = 86400.0  # seconds that it blocks
 LAST_READS = 32  # of 64 KiB: more than a pipe holds
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
 
@@ -230,7 +231,7 @@ class Monitor(threading.Thread):
         """Milliseconds to the next deadline or timer; None without one."""
         times = [one.deadline[0] for one in self._incarnations() if one.deadline is not None]
         times += [self._timers[0][0]] if self._timers else []
-        return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
+        return max(0, int(min(LONGEST, min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()

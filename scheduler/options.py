@@ -160,7 +160,8 @@ class SessionOptions(_Options):
       raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
-    - `deadline`, `partition_deadline`: of each run that has none of its own, see RunOptions.
+    - `deadline`, `partition_deadline`: of each run that has none of its own, see RunOptions; the latter also of those
+      that `warmup` makes.
     - `max_in_flight`: 1 to 64 runs at once, but at least one per replica. Others wait in the order in which they were
       asked for, `queue_size` of them at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run
       raise QueueFullError.
@@ -219,7 +220,7 @@ class SessionOptions(_Options):
         self._mapping("config", str, "str")
         self._apply_config()
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
-        
+
 
     @property
     def spin_us(self) -> int:

@@ -209,17 +209,19 @@ class Runner:
 
     def _wait_steadily(self, slot: Slot, steady: SteadyRun, run: int) -> bool:
         """`_wait`, with nothing to look up. Only for a run that nobody has waited for: its rings are still to come."""
-        if slot.watch is not None:
-            return self._wait(slot, run)
+        watch = slot.watch
         bell, replica = slot.bell.fileno(), slot.replica
         void = slot.spin.until(lambda: steady.ended(run)) if slot.spin.wanted else None
         if void is not None:
             return void
         while True:
-            try:
-                os.eventfd_read(bell)  # quicker than os.read, but a handled signal ends it
-            except InterruptedError:
-                continue
+            if watch is None:
+                try:
+                    os.eventfd_read(bell)  # quicker than os.read, but a handled signal ends it
+                except InterruptedError:
+                    continue
+            else:
+                overdue.wait(slot, run, watch)
             void = steady.ended(run)
             if void is not None:
                 return void

@@ -68,7 +68,7 @@ class _Waiting(Ticket[T]):
             watch.waker = self.served
             while self.hold.item is None:
                 left = watch.left("while it waited for a run slot")
-                self._called.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX))
+                self._called.acquire(timeout=-1 if left is None else left)
         self.begun = True
 
 

@@ -302,6 +302,33 @@ def test_a_partition_that_takes_too_long_is_the_death_of_its_worker(provider: st
         assert session.health()[own]["incarnation"] == 2
 
 
+def test_a_worker_that_is_stopped_while_it_is_idle_does_not_hold_up_runs_for_ever() -> None:
+    with slow("sleep", replay=False, fallback=False) as session:
+        session.run(None, feed(0))
+        for options, kind in (
+            (RunOptions(partition_deadline=SHORT), errors.WorkerDiedError),
+            (RunOptions(deadline=SHORT), errors.RunTimeoutError),
+        ):
+            stopped = session._resources.workers[0].pid
+            os.kill(stopped, signal.SIGSTOP)
+            with pytest.raises(kind) as caught:
+                session.run(None, feed(0), options)
+            if kind is errors.RunTimeoutError:
+                (told,) = caught.value.running
+                assert (told["provider"], told["partition"], told["step"], told["stack"]) == (SLOW, 0, None, "")
+            else:
+                assert caught.value.reason == f"partition 0 did not begin within its partition_deadline of {SHORT:g} s"
+            right_again(session)
+            assert session._resources.workers[0].pid != stopped
+        assert session.health()["cpu"]["deaths"] == 0
+
+
+def test_warmup_keeps_to_the_partition_deadline() -> None:
+    options = {"partition_deadline": SHORT, "replay": False, "fallback": False}
+    with slow("three rows", **options) as session, pytest.raises(errors.WorkerDiedError):
+        session.warmup({"x": (3, 4)})
+
+
 def test_runs_of_others_are_not_touched(tmp_path: Path) -> None:
     """Of another session on the same fleet, on another worker."""
     with Fleet([(SLOW, {"how": "lock"}), "cpu"]) as fleet:
