@@ -137,7 +137,7 @@ def hint_of(facts: Facts) -> str | None:
             "debugger."
         )
     if name is None:
-        return "The provider, or a library that it uses, ended the process."
+        return "Something in the process ended it; its last output may say why."
     return None
 
 

@@ -213,6 +213,19 @@ def test_a_crash_at_the_start_leaves_them_too() -> None:
     assert "native: 7 is poisoned" in str(caught.value)
 
 
+@pytest.mark.fast
+def test_a_worker_that_cannot_be_reached_any_more_ends() -> None:
+    with InferenceSession(chain("Relu")) as session:
+        session.run(None, {"x": X})
+        monitor, one = session._fleet.monitor, session._fleet.workers[0].current
+        monitor.call(lambda: monitor._send(one, b"no message"))
+        with pytest.raises(errors.WorkerDiedError) as caught:
+            while True:
+                session.run(None, {"x": X})
+    assert (caught.value.exit_code, caught.value.signal) == (4, None)
+    assert "the control thread of a worker failed" in caught.value.stderr and "WireError" in caught.value.stderr
+
+
 def test_a_worker_killed_from_outside_is_not_said_to_be_out_of_memory() -> None:
     with InferenceSession(chain("Relu")) as session:
         session.run(None, {"x": X})
