@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.scheduler import InferenceSession, ProviderSpec, errors
+from outrider.scheduler import InferenceSession, ProviderSpec, SessionOptions, errors
 from outrider.scheduler.options import smallest_memory
 from tests.builders import chain, model, node, tensor
 from tests.leaks import worker_pids
@@ -54,6 +54,16 @@ def test_threads_may_differ_from_the_cores() -> None:
 def test_a_worker_that_is_debugged_may_leave_a_core_dump() -> None:
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     assert told(debug=True)["core"] == hard
+
+
+def test_a_worker_that_is_debugged_has_time_and_writes_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    loud = spec("Loud", debug=True, options={"line": b"hello from native code\n"})
+    hurry = SessionOptions(start_deadline=1e-3, claim_deadline=1e-3, load_deadline=1e-3)
+    with InferenceSession(IDENTITY, providers=[loud], options=hurry) as session:
+        session.run(None, {"x": X * 64})
+    assert "hello from native code\n" in capfd.readouterr().err
+    with pytest.raises(errors.ProviderUnavailableError, match="did not start within"):
+        InferenceSession(IDENTITY, providers=[spec("Loud")], options=hurry)
 
 
 def test_what_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
