@@ -90,7 +90,6 @@ def test_a_kernel_that_is_refused_memory_raises_and_the_worker_lives() -> None:
         assert session.health()[f"{FILE}:Greedy"]["deaths"] == 0
 
 
-@pytest.mark.fast
 def test_native_code_that_aborts_for_want_of_memory_is_told_as_that() -> None:
     provider = spec("Greedy", memory_limit=limit(), threads=1, options={"how": "native"})
     error = death_in_a_run(provider, X * 4000)
@@ -132,7 +131,6 @@ def test_a_wrapper_that_is_not_there_is_named() -> None:
     assert caught.value.provider == "cpu"
 
 
-@pytest.mark.fast
 def test_a_wrapped_worker_has_its_descriptors_and_says_what_the_wrapper_did() -> None:
     wrap = ["env", "OUTRIDER_TEST_WRAPPED=yes", "nice", "-n", "3"]
     assert told(wrap=wrap)["nice"] == 3
@@ -197,8 +195,7 @@ def test_gdb_shows_where_it_crashed(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 # What is left at the end ------------------------------------------------------------------------------------------
-@pytest.mark.fast
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT"])
+@pytest.mark.parametrize("name", [pytest.param("SIGSEGV", marks=pytest.mark.fast), "SIGABRT"])
 def test_a_crash_leaves_its_stack_and_what_native_code_wrote(name: str) -> None:
     error = death_in_a_run(spec("Crashes", options={"signal": name}))
     assert (error.signal, error.phase, error.partition, error.nodes, error.device) == (name, "run", 0, ["n0"], 0)
@@ -223,7 +220,6 @@ def test_a_crash_at_the_start_leaves_them_too() -> None:
     assert "native: 7 is poisoned" in str(caught.value)
 
 
-@pytest.mark.fast
 def test_a_worker_that_cannot_be_reached_any_more_ends() -> None:
     with InferenceSession(chain("Relu")) as session:
         session.run(None, {"x": X})
