@@ -126,10 +126,9 @@ def hint_of(facts: Facts) -> str | None:
     if facts.reason:
         return None
     name = signal_name(facts.code)
-    if facts.memory_limit is not None and name != "SIGKILL":
-        if says_so(f"{facts.stderr}\n{facts.stack}"):
-            limit = f"{facts.memory_limit / _MIB:.0f} MiB"
-            return f"Out of memory: it may use {limit} (memory_limit) and was refused more. Raise that limit."
+    if facts.memory_limit is not None and name != "SIGKILL" and says_so(f"{facts.stderr}\n{facts.stack}"):
+        limit = f"{facts.memory_limit / _MIB:.0f} MiB"
+        return f"Out of memory: it may use {limit} (memory_limit) and was refused more. Raise that limit."
     if name in FATAL:
         return (
             "Native code of the provider crashed; ProviderSpec(debug=True, wrap=['gdb', '--args']) runs it under a "
