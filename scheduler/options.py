@@ -300,7 +300,7 @@ class ProviderSpec(_Options):
       asked for, used or not, stacks and buffers of threads included (RLIMIT_DATA). Outrider refuses shared memory
       beyond it, by what the worker has touched of any, weights in the model file included; files of external weights
       do not count. A kernel that is refused memory raises OutOfMemoryError.
-    - `wrap`: a command that the worker is started by, such as `["gdb", "--args"]`, `["valgrind"]`, `["strace", "-f"]`:
+    - `wrap`: a command that the worker is started by, such as `["gdb", "--args"]`, `["strace", "-f"]`, `["nice"]`:
       it gets the worker's own command line behind its arguments, and must run it with the descriptors it inherits.
     - `debug`: the worker may leave a core dump, has no deadline for its start, claims, loading and partitions, and
       writes to this process's standard output and error instead of `logging`. With `wrap` it has its standard input
