@@ -23,6 +23,7 @@ from outrider.scheduler.errors import (
     ProviderUnavailableError,
     SessionClosedError,
 )
+from outrider.scheduler.health import ABSENT, told
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.probing import Probes
@@ -134,18 +135,12 @@ class Fleet:
         return not self._finalizer.alive
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}, and `reason` for one that did not start."""
+        """provider -> {state, incarnation, deaths, quarantined}; `health.told` has the rest."""
         found: dict[str, dict[str, Any]] = {}
         for worker in self._monitor.workers:
-            state = "absent" if worker.name in self._absent else worker.life.state
-            found[worker.name] = {
-                "state": state,
-                "incarnation": worker.incarnation,
-                "deaths": worker.deaths,
-                "quarantined": False,
-            }
-            if worker.name in self._absent:
-                found[worker.name]["reason"] = self._absent[worker.name]
+            reason = self._absent.get(worker.name, "")
+            state = ABSENT if worker.name in self._absent else worker.life.state
+            found[worker.name] = told(state, worker.incarnation, worker.deaths, reason=reason)
         return found
 
     def versions(self) -> dict[str, dict[str, str]]:
