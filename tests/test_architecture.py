@@ -31,6 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "providers/contract.py": CONTRACT,
     "providers/wire/": CONTRACT,
     **{f"providers/{name}/": (f"outrider.providers.{name}", *CONTRACT) for name in FOLDERS},
+    "providers/chaos/": ("outrider.providers.chaos", "outrider.providers.loading", *CONTRACT),  # wraps any other
     "providers/": (*WORKER, *CONTRACT),
     "shm/": ("outrider.shm",),
     "tools/": ("outrider.tools", "outrider.scheduler", "outrider.__version__", *CONTRACT),
@@ -41,6 +42,7 @@ OUTSIDE: dict[str, set[str]] = {
     "providers/wire/": {"numpy", "msgpack", "ml_dtypes"},
     "providers/cpu/": {"numpy", "onnx", "ml_dtypes"},
     "providers/null/": {"numpy"},
+    "providers/chaos/": {"numpy"},
     "providers/": {"numpy", "msgpack", "zmq"},
     "shm/": {"numpy"},
     "scheduler/": {"numpy", "msgpack", "zmq", "onnx", "google", "ml_dtypes"},  # google.protobuf comes with onnx
