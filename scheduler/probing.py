@@ -86,11 +86,16 @@ def claim_verdict(
         reason = f"it did not answer what it claims within {deadline:g} s"
         return Verdict("late", "claim", reason, None, None, deadline, worker.current.output.tail(), time.time())
     except WorkerDiedError as error:
-        why = error.reason or error.hint
-        reason = f"{exit_text(error.exit_code)} while it was asked what it claims" + (f" ({why})" if why else "")
-        output = "\n".join(text for text in (error.stack, error.stderr) if text)
-        return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, output, time.time())
+        return death_verdict(error, deadline)
     return Verdict(deadline=deadline, when=time.time())
+
+
+def death_verdict(error: WorkerDiedError, deadline: float) -> Verdict:
+    """The verdict on a worker that died when it was to claim."""
+    why = error.reason or error.hint
+    reason = f"{exit_text(error.exit_code)} while it was asked what it claims" + (f" ({why})" if why else "")
+    output = "\n".join(text for text in (error.stack, error.stderr) if text)
+    return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, output, time.time())
 
 
 class Probes:

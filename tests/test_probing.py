@@ -287,6 +287,10 @@ def test_the_doctor_asks_about_a_model(place: Place, tmp_path: Path, capsys: pyt
     assert code == 0 and "3 of 3 nodes" in out and "Neg, Relu 2" in out
     code, out, _ = doctor(capsys, place.entry()[0], f"--option=log={place.log}", "--model", str(path))
     assert code == 0 and "2 of 3 nodes" in out and "not claimed: Neg" in out
+    log = (f"--option=log={place.log}", "--option=claim=crash")
+    code, out, _ = doctor(capsys, place.entry()[0], *log, "--model", str(path), "--json")
+    told = json.loads(out)  # it may do for other models
+    assert code == 3 and told["failure"]["signal"] == "SIGABRT" and told["kept"] is None
 
 
 @fast
