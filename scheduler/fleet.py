@@ -25,7 +25,7 @@ from outrider.scheduler.errors import (
 )
 from outrider.scheduler.health import ABSENT, told
 from outrider.scheduler.monitor import Monitor
-from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.probing import Probes
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
@@ -44,46 +44,36 @@ class Fleet:
     """
 
     def __init__(self, providers: Sequence[Any] | None) -> None:
-        self._setup(parse_providers(providers), SessionOptions().start_deadline, None)
+        self._setup(parse_providers(providers), SessionOptions(), None)
 
     @classmethod
     def _of(
-        cls,
-        specs: Sequence[ProviderSpec],
-        start_deadline: float,
-        threads: int | None,
-        at_once: bool = False,
-        probe: bool = True,
+        cls, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None, probe: bool = True
     ) -> Fleet:
-        """A session's own fleet, from checked specs.
+        """A session's own fleet, from checked specs, with the deadlines of its options.
 
-        `threads`: of each worker that leaves it open; None for all cores, or a share of them if the workers are to
-        compute `at_once`. `probe`: whether providers of somebody else's are probed before their first use.
+        `threads`: of each worker that leaves it open; None for all cores, or a share of them where the strategy has
+        workers compute at once. `probe`: whether providers of somebody else's are probed before their first use.
         """
         fleet = cls.__new__(cls)
-        fleet._setup(specs, start_deadline, threads, at_once, probe)
+        fleet._setup(specs, options, threads, probe)
         fleet._finalizer.atexit = False  # the session closes it, and before that gets its trace
         return fleet
 
     @limits_told()
     def _setup(
-        self,
-        specs: Sequence[ProviderSpec],
-        start_deadline: float,
-        threads: int | None,
-        at_once: bool = False,
-        probe: bool = True,
+        self, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None, probe: bool = True
     ) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
-        probes = Probes(specs if probe else [], start_deadline)
+        probes = Probes(specs if probe else [], options.start_deadline, options.claim_deadline)
         for spec in specs:
             self._miss(spec, probes.refusal(spec))
         wanted = [spec.threads or threads for spec in specs if computes(spec)]
-        open_share = thread_share(usable_cores(), wanted) if at_once else usable_cores()
-        self._monitor = Monitor(start_deadline)
+        open_share = thread_share(usable_cores(), wanted) if options.strategy in AT_ONCE else usable_cores()
+        self._monitor = Monitor(options.start_deadline)
         self._finalizer = weakref.finalize(self, self._monitor.shutdown)
         try:
             self._monitor.start()

@@ -99,11 +99,13 @@ def death_verdict(error: WorkerDiedError, deadline: float) -> Verdict:
 
 
 class Probes:
-    """The probes of one fleet, while it starts. `deadline`: seconds for a worker to start, and again to claim."""
+    """The probes of one fleet, while it starts. The deadlines are in seconds."""
 
-    def __init__(self, specs: Sequence[ProviderSpec], deadline: float) -> None:
-        self._deadline = deadline
-        known = {spec.display: verdicts.find(spec, deadline) for spec in specs if probed(spec)} if wanted() else {}
+    def __init__(self, specs: Sequence[ProviderSpec], start_deadline: float, claim_deadline: float) -> None:
+        self._start, self._claim = start_deadline, claim_deadline
+        deadlines = {"start": self._start, "claim": self._claim}
+        asked = [spec for spec in specs if probed(spec)] if wanted() else []
+        known = {spec.display: verdicts.find(spec, deadlines) for spec in asked}
         self._refused = {name: verdict for name, verdict in known.items() if verdict is not None and not verdict.good}
         self._open = {name for name, verdict in known.items() if verdict is None}
         self._asked: dict[str, tuple[int, float, concurrent.futures.Future[messages.Claims]]] = {}
@@ -118,14 +120,14 @@ class Probes:
         if worker.name in self._open:
             message = messages.Claim(session, 1, pack_graph(small_graph()), {})
             future = monitor.request(worker, message, ("Claims", session, 1))
-            self._asked[worker.name] = (session, time.monotonic() + self._deadline, future)
+            self._asked[worker.name] = (session, time.monotonic() + self._claim, future)
 
     def end(self, monitor: Monitor, worker: Worker) -> ProviderUnavailableError | None:
         """Wait for a worker that was asked, and keep the verdict; the error if it is a bad one."""
         if worker.name not in self._asked:
             return None
         session, until, future = self._asked.pop(worker.name)
-        verdict = claim_verdict(worker, future, until - time.monotonic(), self._deadline)
+        verdict = claim_verdict(worker, future, until - time.monotonic(), self._claim)
         kept = verdicts.keep(worker.spec, verdict)
         if verdict.good:
             monitor.post(worker, messages.Unload(session))
@@ -137,7 +139,7 @@ class Probes:
     def not_started(self, worker: Worker, error: ProviderUnavailableError) -> None:
         """Keep the verdict on a worker that was to be probed and did not start."""
         if worker.name in self._open and worker.life.cause != "closed":
-            verdicts.keep(worker.spec, start_verdict(worker, str(error.reason), self._deadline))
+            verdicts.keep(worker.spec, start_verdict(worker, str(error.reason), self._start))
 
 
 def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderUnavailableError:

@@ -24,6 +24,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,11 +83,11 @@ def kept_seconds(verdict: Verdict) -> float:
     return PASSING_SECONDS if verdict.passing else CRASH_SECONDS
 
 
-def counts(verdict: Verdict, now: float, deadline: float) -> bool:
-    """Whether a kept verdict still counts, at the time `now`, for who would wait `deadline` seconds."""
+def counts(verdict: Verdict, now: float, deadlines: Mapping[str, float]) -> bool:
+    """Whether a kept verdict still counts at the time `now`. `deadlines`: phase -> seconds that it would get now."""
     if verdict.good:
         return True
-    if verdict.cause == "late" and deadline > verdict.deadline:
+    if verdict.cause == "late" and deadlines.get(verdict.phase, math.inf) > verdict.deadline:
         return False
     return verdict.when <= now < verdict.when + kept_seconds(verdict)  # not if the clock was set back
 
@@ -133,11 +134,11 @@ def _stamp(path: str) -> list[Any]:
     return [path, found.st_mtime_ns, found.st_size]
 
 
-def find(spec: ProviderSpec, deadline: float) -> Verdict | None:
-    """The verdict on a provider that counts for who would wait `deadline` seconds for it; None if there is none."""
+def find(spec: ProviderSpec, deadlines: Mapping[str, float]) -> Verdict | None:
+    """The verdict on a provider that counts now, for who gives it so many seconds in each phase; None without one."""
     path = path_of(spec)
     verdict = None if path is None else _verdict(cache.read(path))
-    return verdict if verdict is not None and counts(verdict, time.time(), deadline) else None
+    return verdict if verdict is not None and counts(verdict, time.time(), deadlines) else None
 
 
 def _verdict(data: Any) -> Verdict | None:

@@ -99,9 +99,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     return Place(tmp_path)
 
 
-def refused(spec: ProviderSpec, start_deadline: float = 30.0) -> errors.ProviderUnavailableError:
+def refused(spec: ProviderSpec, claim_deadline: float = 60.0) -> errors.ProviderUnavailableError:
     with pytest.raises(errors.ProviderUnavailableError) as caught:
-        Fleet._of([spec], start_deadline, None)
+        Fleet._of([spec], SessionOptions(claim_deadline=claim_deadline), None)
     return caught.value
 
 
@@ -172,13 +172,14 @@ def test_what_may_pass_is_not_remembered(place: Place) -> None:
 
 
 def test_who_is_late_is_ended_and_asked_again_by_who_waits_longer(place: Place) -> None:
-    spec, options = place.spec(claim="hang"), SessionOptions(start_deadline=1.0)
-    with pytest.raises(errors.ProviderUnavailableError, match="did not (start|answer what it claims) within 1 s"):
+    spec, options = place.spec(claim="hang"), SessionOptions(claim_deadline=0.5)
+    with pytest.raises(errors.ProviderUnavailableError, match="did not answer what it claims within 0.5 s"):
         InferenceSession(chain("Relu"), providers=[spec], options=options)
-    place.noted()
-    assert "within 1 s" in str(refused(spec, start_deadline=1.0).reason)
+    assert place.noted() == ["start", "claim"]
+    assert "within 0.5 s" in str(refused(spec, claim_deadline=0.5).reason)
     assert place.noted() == [] and worker_pids() == []
-    assert verdicts.find(spec, 1.1) is None
+    assert verdicts.find(spec, {"start": 30, "claim": 0.4}) is not None
+    assert verdicts.find(spec, {"start": 30, "claim": 0.6}) is None
 
 
 def test_probing_can_be_turned_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +210,9 @@ def test_a_damaged_verdict_counts_as_none(place: Place) -> None:
     whole = file.read_text()
     for damaged in ("", whole[:-3], "[]", "{}", whole.replace('"cause": ""', '"cause": 7'), "[" * 100_000):
         file.write_text(damaged)
-        assert verdicts.find(place.spec(), 30) is None
+        assert verdicts.find(place.spec(), {}) is None
     file.write_text(whole)
-    found = verdicts.find(place.spec(), 30)
+    found = verdicts.find(place.spec(), {})
     assert found is not None and found.good
 
 
@@ -330,10 +331,10 @@ def test_how_long_a_verdict_is_kept(verdict: Verdict, seconds: float) -> None:
 
 @fast
 def test_when_a_verdict_counts() -> None:
-    assert [counts(CRASH, now, 30) for now in (999, 1000, 87399, 87400)] == [False, True, True, False]
+    assert [counts(CRASH, now, {"claim": 31}) for now in (999, 1000, 87399, 87400)] == [False, True, True, False]
     late = Verdict("late", "start", deadline=30, when=1000.0)
-    assert [counts(late, 1001, deadline) for deadline in (1, 30, 31)] == [True, True, False]
-    assert counts(Verdict(when=1000.0), 1e12, 30)
+    assert [counts(late, 1001, {"start": deadline, "claim": 99}) for deadline in (1, 30, 31)] == [True, True, False]
+    assert counts(Verdict(when=1000.0), 1e12, {})
 
 
 @fast

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.scheduler.errors import OutriderError, WorkerDiedError
-from outrider.scheduler.options import ProviderSpec, invalid_option
+from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
 from outrider.tools.opening import model_path, parse_pairs, progress
 from outrider.tools.text import milliseconds, plain, visible
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # doctor may be asked which packages are missing
     from outrider.scheduler.worker import Worker
 
 FAILED = 3
-DEADLINE = 30.0  # seconds, to start and to answer
+DEADLINE = 60.0  # seconds, to start and to answer
 _BUILT_IN_SET = "the built-in set"
 
 
@@ -94,7 +94,8 @@ def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str,
     document["claims"] = None
     start = time.perf_counter()
     try:
-        with Fleet._of([dataclasses.replace(spec, required=False)], deadline, None, probe=False) as fleet:
+        options = SessionOptions(start_deadline=deadline)
+        with Fleet._of([dataclasses.replace(spec, required=False)], options, None, probe=False) as fleet:
             (worker,) = fleet.monitor.workers
             seconds, hello = time.perf_counter() - start, worker.hello
             if hello is None:
