@@ -145,7 +145,7 @@ class Deployer:
 
     def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:
         try:
-            return future.result(self.deadline)
+            return future.result(one.worker.patience(self.deadline))
         except TimeoutError as error:
             name, reason = one.worker.name, f"it did not {what} within {self.deadline:g} s"
             self.fleet.monitor.kill(one, reason)

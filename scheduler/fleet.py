@@ -71,7 +71,7 @@ class Fleet:
         probes = Probes(specs if probe else [], options.start_deadline, options.claim_deadline)
         for spec in specs:
             self._miss(spec, probes.refusal(spec))
-        wanted = [spec.threads or threads for spec in specs if computes(spec)]
+        wanted = [_threads(spec) or threads for spec in specs if computes(spec)]
         open_share = thread_share(usable_cores(), wanted) if options.strategy in AT_ONCE else usable_cores()
         self._monitor = Monitor(options.start_deadline)
         self._finalizer = weakref.finalize(self, self._monitor.shutdown)
@@ -79,7 +79,7 @@ class Fleet:
             self._monitor.start()
             for index, spec in enumerate(specs):
                 kind, device = _place(spec.kind)
-                worker = Worker(index, spec.display, kind, device, spec, spec.threads or threads or open_share)
+                worker = Worker(index, spec.display, kind, device, spec, _threads(spec) or threads or open_share)
                 self._monitor.workers.append(worker)
                 if worker.name not in self._absent:
                     self._monitor.start_worker(worker)
@@ -87,8 +87,7 @@ class Fleet:
                 try:
                     worker.current.ready.result()
                 except ProviderUnavailableError as error:
-                    probes.not_started(worker, error)
-                    self._miss(worker.spec, error)
+                    self._miss(worker.spec, probes.not_started(worker, error))
                 else:
                     probes.begin(self._monitor, worker, self.next_session())
             for worker in self.workers:
@@ -223,6 +222,11 @@ class Fleet:
 def computes(spec: ProviderSpec) -> bool:
     """Whether the worker takes part in sharing out the cores: all but `null`, which computes nothing."""
     return target(spec.kind).kind != "null"
+
+
+def _threads(spec: ProviderSpec) -> int | None:
+    """The number that a spec asks for, by itself or by its cores."""
+    return spec.threads or (min(len(spec.cpus), usable_cores()) if spec.cpus else None)
 
 
 def _place(kind: str) -> tuple[str, int]:

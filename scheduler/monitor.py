@@ -9,44 +9,36 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
-import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgpack
 import zmq
 
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
-from outrider.scheduler import lifecycle
+from outrider.scheduler import lifecycle, story
 from outrider.scheduler.errors import WorkerDiedError
+from outrider.scheduler.launch import launch
+from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
+from outrider.scheduler.output_log import OutputLog
 from outrider.scheduler.worker import Incarnation, Worker
-from outrider.shm.descriptors import DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
-from outrider.shm.progress import ProgressReader, create_progress
+from outrider.shm.progress import LOAD, RUN
 
 log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
+LAST_READS = 32  # of 64 KiB: more than a pipe holds
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
-# Without the folders of argv[3] while a worker imports itself: a numpy.py beside a model is not NumPy.
-_BOOT = (
-    "import sys, json; path, without = map(json.loads, sys.argv[2:4]); "
-    "sys.path[:] = [entry for entry in path if entry not in without]; "
-    "from outrider.providers.worker import main; main(int(sys.argv[1]), path)"
-)
-_NEEDED = ("outrider", "numpy", "zmq", "msgpack")
 
 
 class Listener(Protocol):
@@ -91,6 +83,8 @@ class Monitor(threading.Thread):
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._watched: dict[int, Callable[[], object]] = {}
+        self._output_log = OutputLog()
+        self._oom_kills = OomKills()
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -190,13 +184,13 @@ class Monitor(threading.Thread):
         """End every worker and tell all who wait for one."""
         self._closing = True
         for one in self._incarnations():
-            self._kill(one)
-            if one.process is not None:
-                one.process.wait()
+            self._kill(one, f"the monitor of its fleet failed: {error!r}")
+            code = -signal.SIGKILL if one.process is None else one.process.wait()
+            one.facts = self._facts(one, code)
             one.life.state = "dead"
             if not one.ready.done():
                 one.ready.set_exception(_unavailable(one, f"its monitor failed: {error!r}"))
-            self._bury(one, lifecycle.Mourn(-signal.SIGKILL, "SIGKILL", f"the monitor failed: {error!r}"))
+            self._bury(one)
         for fd in list(self._watched):
             self._unwatch(fd)
         for listener in list(self.listeners.values()):
@@ -223,63 +217,20 @@ class Monitor(threading.Thread):
             one.ready.set_exception(_unavailable(one, "the fleet was closed"))
             return
         try:
-            self._launch(one)
+            launch(one, self._listener, self._pidfd)
+        except ProviderUnavailableError as error:
+            one.life.state = "dead"
+            one.ready.set_exception(error)
+            return
         except (OSError, ValueError, TypeError) as error:
             one.life.state = "dead"
             one.ready.set_exception(_unavailable(one, f"its process cannot be started: {error}"))
-
-    def _launch(self, one: Incarnation) -> None:
-        worker = one.worker
-        with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:  # the latter for what fails half-way
-            ours, theirs = pair()
-            kept.callback(ours.close)
-            given.callback(theirs.close)
-            boot = os.memfd_create("outrider-boot", os.MFD_CLOEXEC)
-            given.callback(os.close, boot)
-            reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            kept.callback(os.close, reader)
-            given.callback(os.close, writer)
-            os.set_blocking(writer, True)
-            progress = create_progress()
-            given.callback(os.close, progress)
-            record = {
-                "endpoint": f"ipc:///proc/self/fd/{self._listener}",
-                "identity": one.identity.decode(),
-                "name": worker.name,
-                "kind": worker.kind,
-                "options": dict(worker.spec.options),
-                "device": worker.device,
-                "threads": worker.threads,
-                "incarnation": one.number,
-                "spare": one is worker.spare,
-                "parent": os.getpid(),
-                "coordinator": self._pidfd,
-                "doorbell": worker.bell.fileno(),
-                "channel": theirs.fileno(),
-                "progress": progress,
-            }
-            os.write(boot, msgpack.packb(record))
-            os.lseek(boot, 0, os.SEEK_SET)
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(boot), *_paths()],  # -P: Python adds no folder of its own
-                stdin=subprocess.DEVNULL,
-                stdout=writer,
-                stderr=writer,
-                env=environment(worker),
-                pass_fds=(boot, self._pidfd, self._listener, worker.bell.fileno(), theirs.fileno(), progress),
-                start_new_session=True,
-            )
-            kept.callback(process.wait)
-            kept.callback(process.kill)
-            one.progress = ProgressReader(progress)
-            one.pidfd = os.pidfd_open(process.pid)
-            kept.pop_all()
-        one.process = process
-        one.channel = DescriptorChannel(ours)
-        one.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
+            return
+        if not one.worker.spec.debug:
+            one.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
         self._watch(one.pidfd, lambda: self._exited(one))
-        self._watch(reader, lambda: self._read_output(one, reader))
-        one.output_fd = reader
+        if one.output_fd >= 0:
+            self._watch(one.output_fd, lambda: self._read_output(one))
 
     def _watch(self, fd: int, action: Callable[[], object]) -> None:
         self._watched[fd] = action
@@ -291,17 +242,18 @@ class Monitor(threading.Thread):
             self._poller.unregister(fd)
             os.close(fd)
 
-    def _read_output(self, one: Incarnation, reader: int) -> bool:
-        """Read what is there and log its lines; False when nothing was."""
+    def _read_output(self, one: Incarnation) -> bool:
+        """Read some of what is there, and have its lines logged; False when nothing was."""
         try:
-            data = os.read(reader, KEPT_BYTES)
+            data = os.read(one.output_fd, KEPT_BYTES)
         except BlockingIOError:
             return False
-        lines = one.output.add(data) if data else one.output.end()
-        if not data:
-            self._unwatch(reader)
-        for line in lines:
-            logging.getLogger(f"outrider.worker.{one.worker.name}").info("%s", line)
+        name = one.worker.name
+        if data:
+            self._output_log.put(name, one.output.add(data, time.monotonic(), self._output_log.wanted(name)))
+        else:
+            self._output_log.put(name, one.output.end())
+            self._unwatch(one.output_fd)
         return bool(data)
 
     def _send(self, one: Incarnation, body: bytes) -> None:
@@ -343,14 +295,16 @@ class Monitor(threading.Thread):
         code = one.process.wait()
         self._unwatch(one.pidfd)
         one.pidfd = -1
-        reader = one.output_fd
-        while reader in self._watched:  # what it wrote last; a grandchild may keep the pipe open
-            if not self._read_output(one, reader):
+        for _ in range(LAST_READS):  # what it wrote last; a grandchild may keep the pipe open, and write for ever
+            if one.output_fd not in self._watched or not self._read_output(one):
                 break
-        self._unwatch(reader)
+        if one.output_fd in self._watched:
+            self._output_log.put(one.worker.name, one.output.end())
+            self._unwatch(one.output_fd)
         one.close_channel()
         one.deadline = None
-        self._tell(one, lifecycle.Exited(code, one.output.tail()))
+        one.facts = self._facts(one, code)
+        self._tell(one, lifecycle.Exited(code, story.last_words(one.facts)))
 
     def _tell(self, one: Incarnation, event: lifecycle.Event) -> None:
         for instruction in one.life.handle(event):
@@ -362,24 +316,42 @@ class Monitor(threading.Thread):
                 one.ready.set_exception(_unavailable(one, instruction.reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
                 one.worker.deaths += 1
-                self._bury(one, instruction)
+                self._bury(one)
             elif isinstance(instruction, lifecycle.SendStop):
                 self._send(one, messages.pack(messages.Stop()))
                 one.deadline = (time.monotonic() + self.patience, self.patience)
             elif isinstance(instruction, lifecycle.Kill):
                 self._kill(one)
 
-    def _bury(self, one: Incarnation, death: lifecycle.Mourn) -> None:
-        name = one.worker.name
-        error = WorkerDiedError(
-            f"worker {name} (incarnation {one.number}, pid {one.pid}) died: {lifecycle.exit_text(death.code)}."
-            + (f" Its last output:\n{death.output}" if death.output.strip() else ""),
-            provider=name,
+    def _facts(self, one: Incarnation, code: int) -> story.Facts:
+        """What is known of the end of a process, once it has been waited for."""
+        worker, doing = one.worker, one.progress.read() if one.progress is not None else None
+        placed = doing is not None and doing.kind in (RUN, LOAD)
+        stacks, one.stacks = one.stacks, None
+        facts = story.Facts(
+            provider=worker.name,
+            device=worker.device,
             incarnation=one.number,
-            exit_code=death.code,
-            signal=death.signal,
-            stderr=death.output,
+            pid=one.pid,
+            code=code,
+            phase="start" if doing is None or one.life.state == "starting" else doing.phase,
+            partition=doing.partition if doing is not None and placed else None,
+            step=doing.step if doing is not None and placed else None,
+            reason=one.killed or None,
+            short=self._oom_kills.explain() if code == -signal.SIGKILL and not one.killed else None,
+            memory_limit=worker.spec.memory_limit,
+            passed_through=worker.spec.debug,
+            stack=stacks.text() if stacks is not None else "",
+            stderr=one.output.tail(),
         )
+        if stacks is not None:
+            stacks.close()
+        return facts
+
+    def _bury(self, one: Incarnation) -> None:
+        name = one.worker.name
+        assert one.facts is not None
+        error = story.died(one.facts)
         one.death = error
         for key in [key for key in self._replies if key[0] is one]:
             self._replies.pop(key).set_exception(error.again())
@@ -415,6 +387,7 @@ class Monitor(threading.Thread):
             worker.bell.close()
             for one in worker.incarnations():
                 one.progress = None
+        self._output_log.close()
         self._wake.close()
         os.close(self._pidfd)
         os.close(self._listener)
@@ -460,31 +433,6 @@ def _bound_without_a_name(router: zmq.Socket[bytes]) -> tuple[int, int]:
         with contextlib.suppress(FileNotFoundError):  # unlike rmtree, this needs no descriptor
             os.unlink(f"{path}/c")
         os.rmdir(path)
-
-
-def _paths() -> tuple[str, str]:
-    """The worker's `sys.path`, and what it does without until it has imported itself: the current folder. As JSON."""
-    try:
-        here = [os.getcwd()]
-    except OSError:  # it was removed
-        here = []
-    # As the import system does, this skips what is no text; what is relative means nothing without a current folder.
-    path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and (here or os.path.isabs(entry))]
-    ours = {os.path.dirname(os.path.dirname(str(sys.modules[name].__file__))) for name in _NEEDED}
-    return json.dumps(path), json.dumps([folder for folder in here if folder not in ours])
-
-
-def environment(worker: Worker) -> dict[str, str]:
-    """The environment of a worker: ours, no spinning thread pools, its thread count, and what its spec adds."""
-    threads = str(worker.threads)
-    fixed = {
-        "OMP_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OPENBLAS_THREAD_TIMEOUT": "4",  # the default burns 112 ms of CPU after each GEMM
-        "OMP_WAIT_POLICY": "passive",
-    }
-    return {**os.environ, **fixed, **worker.spec.env}
 
 
 def _key_of(message: messages.Message) -> tuple[Any, ...]:

@@ -313,7 +313,7 @@ class Placer:
         for position, (one, future) in enumerate(zip(asked, waiting, strict=True)):
             worker = one.worker
             try:
-                answer = future.result(self.options.claim_deadline)
+                answer = future.result(worker.patience(self.options.claim_deadline))
             except TimeoutError as error:
                 reason = f"it did not answer what it claims within {self.options.claim_deadline:g} s"
                 self.deployer.fleet.monitor.kill(one, reason)

@@ -27,6 +27,7 @@ from outrider.scheduler.lifecycle import exit_text, signal_name
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.options import ProviderSpec, invalid_option
 from outrider.scheduler.specs import target
+from outrider.scheduler.story import last_words
 from outrider.scheduler.verdicts import Verdict
 from outrider.scheduler.worker import Worker
 
@@ -68,9 +69,17 @@ def start_verdict(worker: Worker, reason: str, deadline: float) -> Verdict:
         signal=None if code is None else signal_name(code),
         exit_code=code,
         deadline=deadline,
-        output=worker.current.output.tail(),
+        story=_story(worker),
         when=time.time(),
     )
+
+
+def _story(worker: Worker) -> str:
+    """What it left, or wrote so far."""
+    facts, tail = worker.current.facts, worker.current.output.tail().rstrip()
+    if facts is not None:
+        return last_words(facts)
+    return f"Its last output:\n{tail}" if tail else ""
 
 
 def claim_verdict(
@@ -84,18 +93,17 @@ def claim_verdict(
         answer.result(max(0.0, seconds))
     except TimeoutError:
         reason = f"it did not answer what it claims within {deadline:g} s"
-        return Verdict("late", "claim", reason, None, None, deadline, worker.current.output.tail(), time.time())
+        return Verdict("late", "claim", reason, None, None, deadline, _story(worker), time.time())
     except WorkerDiedError as error:
-        return death_verdict(error, deadline)
+        return death_verdict(worker, error, deadline)
     return Verdict(deadline=deadline, when=time.time())
 
 
-def death_verdict(error: WorkerDiedError, deadline: float) -> Verdict:
+def death_verdict(worker: Worker, error: WorkerDiedError, deadline: float) -> Verdict:
     """The verdict on a worker that died when it was to claim."""
-    why = error.reason or error.hint
-    reason = f"{exit_text(error.exit_code)} while it was asked what it claims" + (f" ({why})" if why else "")
-    output = "\n".join(text for text in (error.stack, error.stderr) if text)
-    return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, output, time.time())
+    why = f" ({error.reason})" if error.reason else ""
+    reason = f"{exit_text(error.exit_code)} while it was asked what it claims{why}"
+    return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, _story(worker), time.time())
 
 
 class Probes:
@@ -136,10 +144,13 @@ class Probes:
             monitor.kill(worker)
         return refused(worker.spec, verdict, kept)
 
-    def not_started(self, worker: Worker, error: ProviderUnavailableError) -> None:
-        """Keep the verdict on a worker that was to be probed and did not start."""
-        if worker.name in self._open and worker.life.cause != "closed":
-            verdicts.keep(worker.spec, start_verdict(worker, str(error.reason), self._start))
+    def not_started(self, worker: Worker, error: ProviderUnavailableError) -> ProviderUnavailableError:
+        """Keep the verdict on a worker that did not start, if it was to be probed; the error that says so too."""
+        if worker.name not in self._open or worker.life.cause == "closed":
+            return error
+        verdict = start_verdict(worker, str(error.reason), self._start)
+        kept = verdicts.keep(worker.spec, verdict)
+        return error if kept is None else refused(worker.spec, verdict, kept)
 
 
 def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderUnavailableError:
@@ -153,7 +164,7 @@ def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderU
         )
     again = f"`outrider doctor --probe '{spec.kind}'` probes it again"
     reason = f"its probe at {when} failed: {verdict.reason}.{lasting} {again}"
-    story = f"\nIts last output:\n{verdict.output.strip()}" if verdict.output.strip() else ""
+    story = f"\n{verdict.story}" if verdict.story else ""
     return ProviderUnavailableError(
         f"provider {spec.display} is not available: {reason}.{story}", provider=spec.display, reason=reason
     )

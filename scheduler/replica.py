@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from outrider.providers.wire import messages
-from outrider.providers.wire.failures import first_names
+from outrider.scheduler import story
 from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
@@ -175,10 +175,8 @@ class Replica:
         for partition, (board, edge) in enumerate(generation.dones):
             side = generation.sides[board]
             if side.worker.name == death.provider and run_of(side.reader.word(edge, slot.index)) != run:
-                nodes = generation.partition_nodes[partition]
-                first, *output = death.message.splitlines()  # then what it wrote
-                how, about, rest = first.partition(" Its last output:")
-                owed = f"{how} It owed partition {partition} ({first_names(nodes)}).{about}{rest}"
-                story = "\n".join([owed, *output])
-                return WorkerDiedError(story, **{**death.fields(), "partition": partition, "nodes": nodes})
+                nodes, facts = generation.partition_nodes[partition], side.serving.facts
+                if facts is not None and facts.incarnation == death.incarnation:
+                    return story.died(replace(facts, partition=partition, nodes=nodes))
+                return WorkerDiedError(death.message, **{**death.fields(), "partition": partition, "nodes": nodes})
         return death.again()

@@ -70,14 +70,7 @@ def died(facts: Facts) -> WorkerDiedError:
     parts = [head + "." + (f" {hint}" if hint else "")]
     if facts.attempts:
         parts.append("Before that in this run:\n" + "\n".join(f"  {_told(one)}" for one in facts.attempts))
-    if facts.stack:
-        parts.append(f"Its Python stack:\n{facts.stack}")
-    elif signal_name(facts.code) in FATAL:
-        parts.append("It left no Python stack: its provider handles that signal itself, or the stack was gone.")
-    if facts.stderr.strip():
-        parts.append(f"Its last output:\n{facts.stderr.rstrip()}")
-    elif facts.passed_through:
-        parts.append("Its output was passed through (debug=True).")
+    parts += _left_behind(facts)
     return WorkerDiedError(
         "\n".join(parts),
         provider=facts.provider,
@@ -95,6 +88,25 @@ def died(facts: Facts) -> WorkerDiedError:
         stderr=facts.stderr,
         attempts=[dict(one) for one in facts.attempts],
     )
+
+
+def last_words(facts: Facts) -> str:
+    """What a process that ended while starting left: what that means, its stack, its output. May be empty."""
+    hint = hint_of(facts)
+    return "\n".join([*([hint] if hint else []), *_left_behind(facts)])
+
+
+def _left_behind(facts: Facts) -> list[str]:
+    parts = []
+    if facts.stack:
+        parts.append(f"Its Python stack:\n{facts.stack}")
+    elif signal_name(facts.code) in FATAL:
+        parts.append("It left no Python stack: its provider handles that signal itself, or the stack was gone.")
+    if facts.stderr.strip():
+        parts.append(f"Its last output:\n{facts.stderr.rstrip()}")
+    elif facts.passed_through:
+        parts.append("Its output was passed through (debug=True).")
+    return parts
 
 
 def attempt(error: WorkerDiedError) -> dict[str, Any]:

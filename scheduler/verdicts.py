@@ -37,7 +37,7 @@ from outrider.scheduler.specs import target
 CRASH_SECONDS = 24 * 3600.0
 PASSING_SECONDS = 600.0  # of what may have been the machine's fault
 MOST = 256  # verdicts that are kept
-KEPT_OUTPUT = 2000  # characters
+KEPT_STORY = 4000  # characters
 FORMAT = 1
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
 _SHORT_OF_MEMORY = re.compile(r"out of memory|bad_alloc|cannot allocate memory|MemoryError", re.IGNORECASE)
@@ -51,7 +51,7 @@ class Verdict:
 
     `cause`: '' nothing wrong, 'raised' it said why it does not start, 'late' it took longer than `deadline` seconds,
     'died' its process ended, by `signal` or with `exit_code`. `phase`: 'start' or 'claim', '' if nothing is wrong.
-    `reason`: the same in words. `output`: the last that it wrote. `when`: seconds since 1970.
+    `reason`: the same in words. `story`: what it left behind: stack, output. `when`: seconds since 1970.
     """
 
     cause: str = ""
@@ -60,7 +60,7 @@ class Verdict:
     signal: str | None = None
     exit_code: int | None = None
     deadline: float = 0.0
-    output: str = ""
+    story: str = ""
     when: float = 0.0
 
     @property
@@ -71,7 +71,7 @@ class Verdict:
     @property
     def passing(self) -> bool:
         """Whether what was wrong may have been the machine's fault: too little time, or memory."""
-        return self.cause == "late" or bool(_SHORT_OF_MEMORY.search(self.reason + self.output))
+        return self.cause == "late" or bool(_SHORT_OF_MEMORY.search(self.reason + self.story))
 
 
 def kept_seconds(verdict: Verdict) -> float:
@@ -162,7 +162,7 @@ def keep(spec: ProviderSpec, verdict: Verdict) -> str | None:
     if not kept_seconds(verdict):
         cache.remove(path)
         return None
-    data = dataclasses.asdict(verdict) | {"output": verdict.output[-KEPT_OUTPUT:], "kind": spec.kind}
+    data = dataclasses.asdict(verdict) | {"story": verdict.story[-KEPT_STORY:], "kind": spec.kind}
     if not cache.write(path, data):
         return None
     cache.bound(os.path.dirname(path), ".json", MOST)

@@ -20,10 +20,12 @@ from outrider.scheduler import lifecycle
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.output import WorkerOutput
+from outrider.scheduler.story import Facts
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError
 from outrider.shm.progress import ProgressReader
+from outrider.shm.stackfile import StackFile
 
 
 class Incarnation:
@@ -45,8 +47,10 @@ class Incarnation:
         self.output = WorkerOutput()
         self.output_fd = -1
         self.progress: ProgressReader | None = None
+        self.stacks: StackFile | None = None
         self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
         self.killed = ""
+        self.facts: Facts | None = None  # of its end
         self.death: WorkerDiedError | None = None
         self._descriptor = 0
         self._channel_lock = threading.Lock()
@@ -121,6 +125,10 @@ class Worker:
         spare = self.spare
         if spare is not None:
             yield spare
+
+    def patience(self, seconds: float) -> float | None:
+        """How long to wait for what should take it `seconds`: None, without end, while it is debugged."""
+        return None if self.spec.debug else seconds
 
     def next_incarnation(self) -> Incarnation:
         """A new one, which nobody knows yet."""

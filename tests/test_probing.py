@@ -258,7 +258,7 @@ def test_the_doctor_tells_how_a_provider_fails(place: Place, capsys: pytest.Capt
     entry, log = place.entry()[0], f"--option=log={place.log}"
     for fault, deadline, words in (
         ("claim=crash", 30, ("FAILS", "SIGABRT while it was asked what it claims", "my last words", "not fit for use")),
-        ("start=crash", 30, ("FAILS", "SIGSEGV", "not fit for use")),
+        ("start=crash", 30, ("FAILS", "SIGSEGV", "in setup", "not fit for use")),
         ("start=raise", 30, ("FAILS", "no device of mine is here")),
         ("claim=raise", 30, ("FAILS", "ZeroDivisionError: claim went wrong")),
         ("claim=hang", 1, ("FAILS", "within 1 s", "not fit for use")),
@@ -319,7 +319,7 @@ def test_options_of_the_command_line() -> None:
         (Verdict(), math.inf),
         (CRASH, 86400),
         (dataclasses.replace(CRASH, signal=None, exit_code=1), 86400),
-        (dataclasses.replace(CRASH, output="what():  std::bad_alloc"), 600),
+        (dataclasses.replace(CRASH, story="what():  std::bad_alloc"), 600),
         (dataclasses.replace(CRASH, signal="SIGKILL", exit_code=-9), 0),
         (Verdict("late", "start", deadline=30), 600),
         (Verdict("raised", "start"), 0),
@@ -345,7 +345,7 @@ def test_a_verdict_is_found_by_all_that_it_depends_on(place: Place, monkeypatch:
     for change in (
         {"options": {"log": log, "a": 1}}, {"options": {"log": log, "a": "1"}}, {"options": {"log": log, "a": b"1"}},
         {"options": {"log": log, "a": [1]}}, {"options": {"log": log, "a": {}}}, {"env": {"A": "1"}}, {"threads": 3},
-        {"kind": spec.kind + ":1"},
+        {"kind": spec.kind + ":1"}, {"memory_limit": 1 << 30}, {"nice": 1}, {"cpus": [0]}, {"wrap": ["env"]},
     ):  # fmt: skip
         known.append(verdicts.path_of(dataclasses.replace(spec, **change)))
     monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere/else")
@@ -359,9 +359,9 @@ def test_a_verdict_is_found_by_all_that_it_depends_on(place: Place, monkeypatch:
 @fast
 def test_options_and_environment_are_not_written(place: Place) -> None:
     spec = dataclasses.replace(place.spec(token="secret-1"), env={"PASSWORD": "secret-2"})
-    file = verdicts.keep(spec, dataclasses.replace(CRASH, output="x" * 5000))
+    file = verdicts.keep(spec, dataclasses.replace(CRASH, story="x" * 9000))
     assert file is not None and "secret" not in Path(file).read_text()
-    assert os.stat(file).st_mode & 0o077 == 0 and os.stat(file).st_size < 4000
+    assert os.stat(file).st_mode & 0o077 == 0 and os.stat(file).st_size < 6000
 
 
 @fast
@@ -412,5 +412,6 @@ def test_a_module_is_found_without_importing_it_or_its_packages(
 
 
 @fast
-def test_providers_of_this_package_are_not_probed() -> None:
+def test_providers_of_this_package_and_debugged_ones_are_not_probed() -> None:
     assert [probed(ProviderSpec(kind)) for kind in ("cpu", "null", "cpu:1", "a.b:C", "a.b:C:1")] == [0, 0, 0, 1, 1]
+    assert not probed(ProviderSpec("a.b:C", debug=True))

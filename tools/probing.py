@@ -82,7 +82,7 @@ def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str,
     """What a probe of this provider sees, as plain data. `path`: of a model to ask about; `deadline`: in seconds.
 
     {provider, ok, failure, start_seconds, versions, attributes, claims, kept}. `failure`: {cause, phase, reason,
-    signal, exit_code, output} or None; `claims`: {asked, nodes, claimed, reference, operators, declines, error,
+    signal, exit_code, story} or None; `claims`: {asked, nodes, claimed, reference, operators, declines, error,
     seconds} or None; `kept`: the file of the verdict. Raises the errors of models, before anything is started.
     """
     from outrider.scheduler import Fleet, verdicts
@@ -113,7 +113,7 @@ def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str,
     claims = document["claims"]
     document["ok"] = claims is not None and claims["error"] is None
     if not verdict.good:
-        told = ("cause", "phase", "reason", "signal", "exit_code", "output")
+        told = ("cause", "phase", "reason", "signal", "exit_code", "story")
         document["failure"] = {name: getattr(verdict, name) for name in told}
     over_the_model = path is not None and verdict.phase == "claim"  # it may do for other models
     document["kept"] = None if over_the_model else verdicts.keep(spec, verdict)
@@ -138,7 +138,7 @@ def _claims(
         for segment, descriptor in loaded.store.seal().items():
             (weights[segment],) = worker.current.send_descriptors([descriptor])
     except WorkerDiedError as error:
-        return death_verdict(error, deadline), None
+        return death_verdict(worker, error, deadline), None
     asked: list[concurrent.futures.Future[messages.Claims]] = []
     start = time.perf_counter()
     for number, one in enumerate(shown, 1):
@@ -206,8 +206,7 @@ def _text(document: dict[str, Any]) -> list[str]:
     failure, claims = document["failure"], document["claims"]
     if failure is not None:
         lines += _row("FAILS", failure["reason"])
-        output = failure["output"].strip()
-        lines += ["its last output:", *(f"  {line}" for line in output.splitlines())] if output else []
+        lines += failure["story"].splitlines()
     elif claims is not None:
         lines += _claims_text(claims)
     if document["kept"] is not None:
