@@ -84,12 +84,13 @@ class Fleet:
                 if worker.name not in self._absent:
                     self._monitor.start_worker(worker)
             for worker in self.workers:
+                failed = None
                 try:
                     worker.current.ready.result()
-                except ProviderUnavailableError as error:
-                    self._miss(worker.spec, probes.not_started(worker, error))
-                else:
                     probes.begin(self._monitor, worker, self.next_session())
+                except ProviderUnavailableError as error:
+                    failed = probes.not_started(worker, error)
+                self._miss(worker.spec, failed)
             for worker in self.workers:
                 self._miss(worker.spec, probes.end(self._monitor, worker))
         except BaseException:
