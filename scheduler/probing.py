@@ -85,9 +85,9 @@ def _story(worker: Worker) -> str:
 def claim_verdict(
     worker: Worker, answer: concurrent.futures.Future[messages.Claims], seconds: float, deadline: float
 ) -> Verdict:
-    """Wait at most `seconds` for what a worker claims; one that is late is ended. The verdict on it.
+    """The verdict on a worker that was asked what it claims: wait at most `seconds` for the answer.
 
-    `deadline`: what the worker was given in all. Raises the errors of a fleet that is closed meanwhile.
+    `deadline`: what it was given in all. Raises the errors of a fleet that is closed meanwhile.
     """
     try:
         answer.result(max(0.0, seconds))
@@ -138,10 +138,10 @@ class Probes:
         verdict = claim_verdict(worker, future, until - time.monotonic(), self._claim)
         kept = verdicts.keep(worker.spec, verdict)
         if verdict.good:
-            monitor.post(worker, messages.Unload(session))
+            monitor.request(worker, messages.Unload(session), ("Unloaded", session))  # nobody waits for it
             return None
         if verdict.cause == "late":
-            monitor.kill(worker)
+            monitor.kill(worker, verdict.reason)
         return refused(worker.spec, verdict, kept)
 
     def not_started(self, worker: Worker, error: ProviderUnavailableError) -> ProviderUnavailableError:

@@ -1,7 +1,8 @@
 """What probes of providers saw, kept from one process to the next.
 
 A verdict holds for one way to start a provider: its kind, options, environment, interpreter and limits, the file of its
-class (time and size), and this version of Outrider. What changes any of these asks again. How long it is kept:
+class (time and size), the machine, and this version of Outrider. What changes any of these asks again. How long it is
+kept:
 
 | the probe saw | kept |
 |---|---|
@@ -116,8 +117,11 @@ def _facts(spec: ProviderSpec) -> dict[str, Any] | None:
     for told_elsewhere in ("name", "required", "python"):
         del given[told_elsewhere]
     given["env"], given["options"] = dict(spec.env), _plain(spec.options)
-    loader = [os.environ.get(name) for name in _LOADER]
-    return {"format": FORMAT, "version": __version__, "spec": given, "loader": loader, "stamps": stamps}
+    loader, machine = [os.environ.get(name) for name in _LOADER], os.uname()
+    return {
+        "format": FORMAT, "version": __version__, "spec": given, "loader": loader, "stamps": stamps,
+        "machine": [machine.nodename, machine.release],  # homes are shared, and a new kernel may mend a driver
+    }  # fmt: skip
 
 
 def _plain(item: Any) -> Any:
