@@ -24,9 +24,10 @@ from outrider.scheduler.errors import (
     ProviderUnavailableError,
     SessionClosedError,
 )
+from outrider.scheduler.health import ABSENT, told
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.muster import Muster
-from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.probing import Probes
 from outrider.scheduler.restarts import Quarantine
 from outrider.scheduler.shortage import limits_told
@@ -46,47 +47,37 @@ class Fleet:
     """
 
     def __init__(self, providers: Sequence[Any] | None) -> None:
-        self._setup(parse_providers(providers), SessionOptions().start_deadline, None)
+        self._setup(parse_providers(providers), SessionOptions(), None)
 
     @classmethod
     def _of(
-        cls,
-        specs: Sequence[ProviderSpec],
-        start_deadline: float,
-        threads: int | None,
-        at_once: bool = False,
-        probe: bool = True,
+        cls, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None, probe: bool = True
     ) -> Fleet:
-        """A session's own fleet, from checked specs.
+        """A session's own fleet, from checked specs, with the deadlines of its options.
 
-        `threads`: of each worker that leaves it open; None for all cores, or a share of them if the workers are to
-        compute `at_once`. `probe`: whether providers of somebody else's are probed before their first use.
+        `threads`: of each worker that leaves it open; None for all cores, or a share of them where the strategy has
+        workers compute at once. `probe`: whether providers of somebody else's are probed before their first use.
         """
         fleet = cls.__new__(cls)
-        fleet._setup(specs, start_deadline, threads, at_once, probe)
+        fleet._setup(specs, options, threads, probe)
         fleet._finalizer.atexit = False  # the session closes it, and before that gets its trace
         return fleet
 
     @limits_told()
     def _setup(
-        self,
-        specs: Sequence[ProviderSpec],
-        start_deadline: float,
-        threads: int | None,
-        at_once: bool = False,
-        probe: bool = True,
+        self, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None, probe: bool = True
     ) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
         self.quarantine = Quarantine()
-        probes = Probes(specs if probe else [], start_deadline)
+        probes = Probes(specs if probe else [], options.start_deadline, options.claim_deadline)
         for spec in specs:
             self._miss(spec, probes.refusal(spec))
         wanted = [_threads(spec) or threads for spec in specs if computes(spec)]
-        open_share = thread_share(usable_cores(), wanted) if at_once else usable_cores()
-        self._monitor = Monitor(start_deadline)
+        open_share = thread_share(usable_cores(), wanted) if options.strategy in AT_ONCE else usable_cores()
+        self._monitor = Monitor(options.start_deadline)
         self._finalizer = weakref.finalize(self, self._monitor.shutdown)
         try:
             self._monitor.start()
@@ -97,13 +88,13 @@ class Fleet:
                 if worker.name not in self._absent:
                     self._monitor.start_worker(worker)
             for worker in self.workers:
+                failed = None
                 try:
                     worker.current.ready.result()
-                except ProviderUnavailableError as error:
-                    probes.not_started(worker, error)
-                    self._miss(worker.spec, error)
-                else:
                     probes.begin(self._monitor, worker, self.next_session())
+                except ProviderUnavailableError as error:
+                    failed = probes.not_started(worker, error)
+                self._miss(worker.spec, failed)
             for worker in self.workers:
                 self._miss(worker.spec, probes.end(self._monitor, worker))
         except BaseException:
@@ -138,34 +129,23 @@ class Fleet:
         return not self._finalizer.alive
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}.
-
-        `state`: 'starting', 'ready', 'stopping' or 'dead'; 'absent' for one that did not start, with `reason`; of a
-        dead one that may not be started again now: 'back-off' or 'open' (the breaker, after five deaths in a row), with
-        `seconds` that are left, or 'failed', with `reason`. `quarantined`: [{model, nodes, deaths}], partitions that it
-        gets no more. `spare`: the state of its spare, if it has one.
-        """
+        """provider -> {state, incarnation, deaths, quarantined}; `health.told` has the rest."""
         found: dict[str, dict[str, Any]] = {}
+        now = time.monotonic()
         for worker in self._monitor.workers:
-            state = "absent" if worker.name in self._absent else worker.life.state
-            found[worker.name] = {
-                "state": state,
-                "incarnation": worker.incarnation,
-                "deaths": worker.deaths,
-                "quarantined": self.quarantine.of(worker.name),
-            }
-            wait = worker.restarts.wait(time.monotonic())
-            if state == "dead" and wait > 0:
-                failed = worker.restarts.failed
-                found[worker.name]["state"] = "open" if worker.restarts.open else "back-off"
-                if failed is not None:
-                    found[worker.name].update(state="failed", reason=failed)
-                else:
-                    found[worker.name]["seconds"] = wait
+            reason = self._absent.get(worker.name, "")
+            state = ABSENT if worker.name in self._absent else worker.life.state
+            found[worker.name] = told(
+                state,
+                worker.incarnation,
+                worker.deaths,
+                quarantined=self.quarantine.of(worker.name),
+                restarts=worker.restarts,
+                now=now,
+                reason=reason,
+            )
             if worker.spare is not None:
                 found[worker.name]["spare"] = worker.spare.life.state
-            if worker.name in self._absent:
-                found[worker.name]["reason"] = self._absent[worker.name]
         return found
 
     def versions(self) -> dict[str, dict[str, str]]:

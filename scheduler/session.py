@@ -25,7 +25,7 @@ from outrider.scheduler.iobinding import IOBinding, empty_for
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.nodearg import NodeArg
-from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
+from outrider.scheduler.options import WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
 from outrider.scheduler.passing import PassedOn
@@ -99,7 +99,7 @@ class InferenceSession:
             else:
                 check_pins(loaded, chosen, specs)
                 with timed(tracing.recorder, "start", "workers"):
-                    fleet = Fleet._of(specs, chosen.start_deadline, threads, chosen.strategy in AT_ONCE)
+                    fleet = Fleet._of(specs, chosen, threads)
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:

@@ -118,7 +118,7 @@ def test_what_the_contract_promises_is_there() -> None:
             "runs", "copies", "copied_bytes", "allocated_bytes", "reference_nodes", "partitions",
         }  # fmt: skip
         assert session.health() == {
-            own("Witness") + ":2": {"state": "ready", "incarnation": 1, "deaths": 0, "quarantined": False}
+            own("Witness") + ":2": {"state": "ready", "incarnation": 1, "deaths": 0, "quarantined": []}
         }
         (arg,) = session.get_inputs()
         assert (arg.name, arg.type, arg.shape, arg.dtype) == ("x", "tensor(float)", ["N", 1, 3], "float32")

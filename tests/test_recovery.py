@@ -1,6 +1,6 @@
 """The recovery of a replica, walked through every order of deaths, hangs, cancels, reloads, retries and closing.
 
-`World` is a small model of what the supervisor and the workers do. It carries instructions out, in steps that events may
+`World` is a small model of what supervisor and workers do. It carries instructions out, in steps that events may
 come between, and sees to the promises: each run ends exactly once, a slot serves one run, no instruction goes to a dead
 incarnation, what is quarantined stays so, and a close ends everything.
 """
