@@ -315,14 +315,12 @@ class Replica:
             waits = [board for board in self.stalled if generation.owed(board, slot.index, run)]
             if not waits:
                 return
-            death = generation.sides[waits[0]].serving.death
             told = self.attempts.get(run)
-            if told:
-                death = told[-1]
+            death = told[-1] if told else generation.sides[waits[0]].serving.death
             if generation.random and death is not None:
                 raise same_again(death)
         if outage is not None and (math.isinf(outage.until) or time.monotonic() < outage.until):
-            if death is not None:
+            if run in self.attempts and death is not None:  # it was running
                 raise same_again(death)
             raise outage.error() from outage.cause
         raise RunAgain(death)
