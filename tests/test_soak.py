@@ -53,6 +53,14 @@ def test_what_is_held_must_not_grow() -> None:
 
 
 @pytest.mark.fast
+def test_growth_is_told_for_a_thousand_kills() -> None:
+    rising = [dataclasses.replace(HELD, threads=5 + number) for number in range(7)]
+    slopes = soak_of(HELD, *rising).slopes()  # a thread more for each stretch, which has 5 kills
+    assert slopes["threads"] == pytest.approx(200) and slopes["descriptors"] == 0
+    assert soak_of(HELD).slopes()["threads"] == 0
+
+
+@pytest.mark.fast
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
