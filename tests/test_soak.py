@@ -14,7 +14,8 @@ import onnx
 import pytest
 
 from outrider.tools.footprint import Footprint, children, footprint
-from outrider.tools.soak import Plan, Soak, main, summary
+from outrider.tools.soak import main, summary
+from outrider.tools.soaking import Plan, Soak
 from tests.builders import chain
 from tests.models import feeds, model_path
 
