@@ -6,6 +6,8 @@ import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+_USER, _SYSTEM, _STARTED = 11, 12, 19  # places in what follows the command in /proc/<pid>/stat
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -51,23 +53,35 @@ def footprint() -> Footprint:
 
 
 def children() -> list[int]:
-    """Children of this process that run, oldest first; of all its threads, as each lists those that it has started."""
+    """Children of this process that run, in the order of their starts; of all its threads, as each lists its own."""
     found: list[int] = []
     for thread in os.listdir("/proc/self/task"):
         try:
             found += map(int, Path("/proc/self/task", thread, "children").read_text().split())
         except FileNotFoundError:  # the thread has ended
             continue
-    return sorted(pid for pid in found if runs(pid))
+    started = {pid: int(state[_STARTED]) for pid in found if (state := _state(pid))}
+    return sorted(started, key=lambda pid: (started[pid], pid))
 
 
 def runs(pid: int) -> bool:
     """False for a process that is gone, or has ended and was not waited for yet."""
+    return bool(_state(pid))
+
+
+def worked(pid: int) -> int:
+    """Clock ticks for which a process has worked; 0 if it is gone."""
+    state = _state(pid)
+    return int(state[_USER]) + int(state[_SYSTEM]) if state else 0
+
+
+def _state(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat after the command, which may hold anything; [] if it does not run."""
     try:
-        # The command in parentheses may hold anything; the state follows it.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return []
+    return state if state[0] not in "ZX" else []
 
 
 def _pss(pid: int) -> int:

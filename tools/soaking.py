@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import itertools
+import math
 import os
 import random
 import signal
@@ -27,7 +28,9 @@ from outrider.tools.bench.command import machine
 from outrider.tools.footprint import Footprint, children, footprint, runs
 
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGSTOP")
-GROWTH = {"pss": 8 << 20, "workers_pss": 32 << 20}  # bytes over the whole soak; of what is counted, nothing may grow
+# Bytes over the whole soak, and descriptors: a worker holds one or two more when it has seen others die than when it is
+# new. Of all else that is counted, nothing may grow.
+GROWTH = {"pss": 8 << 20, "workers_pss": 32 << 20, "workers_descriptors": 8}
 GAP = (0.4, 1.6)  # completed runs between two kills, in shares of runs / kills
 
 Feed = Mapping[str, Any]
@@ -143,6 +146,7 @@ class Soak:
                 right = self._answer(session, self.feeds[which]) == self.expected[which]
             except errors.OutriderError as error:
                 right, kind = False, type(error).__name__
+                self._make_up(session, error)
             except Exception as error:  # told, and never allowed
                 right, kind = False, repr(error)
             with self._changed:
@@ -155,6 +159,14 @@ class Soak:
                 if not (kind or right):
                     self.wrong.append(f"run {number} of thread {index} on input {which}")
                 self._changed.notify_all()
+
+    def _make_up(self, session: InferenceSession, error: errors.OutriderError) -> None:
+        """Wait a little for a provider that may not be started yet; release one that would not come back by itself."""
+        if isinstance(error, errors.ProviderUnavailableError):
+            if error.seconds is None or math.isinf(error.seconds):
+                session.restart(error.provider)
+            else:
+                time.sleep(min(1.0, error.seconds))
 
     def _kill(self) -> None:
         """Kill until there were as many kills as are due, or the runs have ended."""
@@ -201,8 +213,8 @@ class Soak:
                     self._ended += 1
                 if len(children()) == self.plan.workers + self.plan.spares:
                     break
-            except (errors.WorkerDiedError, errors.ProviderUnavailableError):
-                pass
+            except (errors.WorkerDiedError, errors.ProviderUnavailableError) as error:
+                self._make_up(session, error)
             time.sleep(0.1)
         gc.collect()
         self.samples.append(footprint())
