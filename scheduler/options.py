@@ -221,7 +221,6 @@ class SessionOptions(_Options):
         self._apply_config()
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
 
-
     @property
     def spin_us(self) -> int:
         """Microseconds for which callers and workers look for what they wait for before they block; 0 by default."""
