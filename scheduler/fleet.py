@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire import messages
@@ -289,10 +289,11 @@ class Fleet:
         self.revive(worker)
         return worker
 
-    def leave(self, session: int) -> None:
-        """A session loads nothing any more: no other waits for it."""
-        for worker in self.workers:
-            worker.current.muster.arrive(session)
+    def excuse(self, session: int, workers: Iterable[Worker]) -> None:
+        """A session does not load its part into these workers' successors: no other waits for it."""
+        with self._lock:
+            for worker in workers:
+                worker.current.muster.arrive(session)
 
     def stats_of(self, worker: Worker) -> dict[str, Any]:
         """Counters of one worker; {} and a warning in the log if it is gone, or busy for 10 s."""

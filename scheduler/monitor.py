@@ -55,7 +55,7 @@ class Listener(Protocol):
         """A worker has died: tell its restart policy what it completed. What it was running: (partition, nodes)."""
 
     def uses(self, one: Incarnation) -> bool:
-        """Whether this process serves, or served, the session's present generation."""
+        """Whether a successor of this process is to serve the session's present generation."""
 
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; all were told by `on_dying`."""

@@ -138,6 +138,7 @@ class Replica:
         self.closed = False
         self.ended = False
         self.moving = False
+        self.refusing = 0  # claims that are being taken back
         self.outage: Outage | None = None
         self.stalled: set[int] = set()  # boards whose worker is to be replaced
         self.dying: dict[Incarnation, recovery.Running] = {}  # what they were running here
@@ -192,9 +193,11 @@ class Replica:
         return partition, generation.partition_nodes[partition]
 
     def uses(self, one: Incarnation) -> bool:
-        """Whether this process serves, or served, the present generation."""
+        """Whether a successor of this process is to serve the present generation."""
         generation = self.generation
-        return generation is not None and any(side.serving is one for side in generation.sides.values())
+        if generation is None or self.closed or self.moving or self.outage is not None:
+            return False
+        return any(side.serving is one for side in generation.sides.values())
 
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; everybody was told by `on_dying`."""
@@ -254,6 +257,12 @@ class Replica:
         generation.board.publish(messages.CANCEL, slot, run, 1)
         self.ended = True
         self.slots[slot].bell.ring()
+
+    def refused(self, count: int) -> None:
+        """One more claim is being taken back, or (-1) one less."""
+        with self._lock:
+            self.refusing += count
+            self._told.notify_all()
 
     def begin_to_move(self) -> None:
         """Runs that wait for a dead worker begin again elsewhere; the others go on to their end."""
@@ -337,7 +346,9 @@ class Replica:
 
         def is_settled() -> bool:
             outage = self.outage
-            return self.closed or not (self.moving or (outage is not None and time.monotonic() >= outage.until))
+            return self.closed or not (
+                self.moving or self.refusing or (outage is not None and time.monotonic() >= outage.until)
+            )
 
         with self._lock:
             if timeout is None:
