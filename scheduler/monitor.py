@@ -430,7 +430,8 @@ class Monitor(threading.Thread):
 
     def _close(self) -> None:
         for future in self._replies.values():
-            future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
         self._replies.clear()
         self._timers.clear()
         self._ended = True
