@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,11 +26,13 @@ from outrider.scheduler.errors import (
 )
 from outrider.scheduler.health import ABSENT, told
 from outrider.scheduler.monitor import Monitor
+from outrider.scheduler.muster import Muster
 from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.probing import Probes
+from outrider.scheduler.restarts import Quarantine
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
-from outrider.scheduler.worker import Worker
+from outrider.scheduler.worker import Incarnation, Worker
 
 log = logging.getLogger("outrider.fleet")
 
@@ -68,6 +71,7 @@ class Fleet:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
+        self.quarantine = Quarantine()
         probes = Probes(specs if probe else [], options.start_deadline, options.claim_deadline)
         for spec in specs:
             self._miss(spec, probes.refusal(spec))
@@ -125,12 +129,17 @@ class Fleet:
         return not self._finalizer.alive
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}; `health.told` has the rest."""
+        """provider -> {state, incarnation, deaths, quarantined}; `scheduler/health.py` says what they may be."""
         found: dict[str, dict[str, Any]] = {}
+        now = time.monotonic()
         for worker in self._monitor.workers:
             reason = self._absent.get(worker.name, "")
             state = ABSENT if worker.name in self._absent else worker.life.state
-            found[worker.name] = told(state, worker.incarnation, worker.deaths, reason=reason)
+            quarantined = self.quarantine.of(worker.name)
+            one = told(state, worker.incarnation, worker.deaths, quarantined, worker.restarts, now, reason)
+            if worker.spare is not None:
+                one["spare"] = worker.spare.life.state
+            found[worker.name] = one
         return found
 
     def versions(self) -> dict[str, dict[str, str]]:
@@ -196,12 +205,88 @@ class Fleet:
         """A number that no other session of this fleet has."""
         return next(self._numbers)
 
-    def revive(self, worker: Worker) -> None:
-        """Start the next incarnation of a dead worker and wait for it; ProviderUnavailableError if it does not come."""
+    def revive(self, worker: Worker) -> Incarnation:
+        """The present incarnation of a worker; of a dead one the next, its spare if it has one, which is waited for.
+
+        Raises ProviderUnavailableError if it does not start, or may not be started now.
+        """
         with self._lock:
-            if worker.life.state != "dead":
-                return
-            self._monitor.start_worker(worker).ready.result()
+            one = worker.current
+            dead = one.life.state == "dead"
+            if dead:
+                self._check_restart(worker)
+                spare, worker.spare = worker.spare, None
+                sessions = [number for number, listener in self._monitor.listeners.items() if listener.uses(one)]
+                if spare is not None and spare.life.state != "dead":
+                    worker.current, promoted = spare, True
+                else:
+                    self._monitor.start_worker(worker)
+                    promoted = False
+                one = worker.current
+                one.muster = Muster(sessions)
+        try:
+            one.ready.result()
+        except ProviderUnavailableError as error:
+            if not self.closed:
+                worker.restarts.boot_failed(str(error.reason))
+            raise
+        if dead and promoted:
+            self._monitor.post(one, messages.Promote())
+        return one
+
+    def _check_restart(self, worker: Worker) -> None:
+        """Raises ProviderUnavailableError if the next incarnation may not be started now."""
+        restarts = worker.restarts
+        seconds = restarts.wait(time.monotonic())
+        if seconds <= 0:
+            return
+        if restarts.failed is not None:
+            reason, seconds_told = f"it did not start again: {restarts.failed}", None
+        else:
+            reason, seconds_told = f"it died {restarts.in_a_row} times in a row", seconds
+        left = "" if seconds_told is None else f"; {seconds:.1f} s are left"
+        raise ProviderUnavailableError(
+            f"provider {worker.name} may not be started now: {reason}{left}; restart({worker.name!r}) lifts that",
+            provider=worker.name,
+            reason=reason,
+            seconds=seconds_told,
+        )
+
+    def spare(self, worker: Worker) -> Incarnation:
+        """The spare of a worker, started now if there is none. Raises ProviderUnavailableError if it does not start."""
+        with self._lock:
+            spare = worker.spare
+            if spare is None or spare.life.state == "dead":
+                spare = self._monitor.start_spare(worker)
+        spare.ready.result()
+        return spare
+
+    def restart(self, name: str) -> Worker:
+        """End a provider's worker and start it anew; what was held against it is forgotten.
+
+        Raises ProviderUnavailableError if the fleet has no such provider, or it does not start.
+        """
+        worker = next((one for one in self.workers if one.name == name), None)
+        if worker is None:
+            known = ", ".join(one.name for one in self.workers)
+            raise ProviderUnavailableError(
+                f"the fleet has no provider {name!r}; it has {known}", provider=name, reason="not in the fleet"
+            )
+        self.quarantine.release(name)
+        worker.restarts.forget()
+        with self._lock:
+            for one in worker.incarnations():
+                self._monitor.kill(one, "a restart was asked for", spared=True)
+            ended = [one.ended for one in worker.incarnations()]
+        for future in ended:
+            future.result()
+        self.revive(worker)
+        return worker
+
+    def leave(self, session: int) -> None:
+        """A session loads nothing any more: no other waits for it."""
+        for worker in self.workers:
+            worker.current.muster.arrive(session)
 
     def stats_of(self, worker: Worker) -> dict[str, Any]:
         """Counters of one worker; {} and a warning in the log if it is gone, or busy for 10 s."""

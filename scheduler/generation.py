@@ -88,6 +88,7 @@ class Generation:
     partition_nodes: list[list[str]]
     partitions_of: dict[int, set[int]]  # board -> its partitions
     leases: tuple[Leases, ...]  # of all output pools
+    random: frozenset[int] = frozenset()  # partitions that do not give the same twice
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
     def close(self) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
+import heapq
+import itertools
 import logging
 import os
 import signal
@@ -23,16 +26,16 @@ import zmq
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
-from outrider.scheduler import lifecycle, story
-from outrider.scheduler.errors import WorkerDiedError
+from outrider.scheduler import dumps, lifecycle, story
 from outrider.scheduler.launch import launch
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
 from outrider.scheduler.output_log import OutputLog
+from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
-from outrider.shm.progress import LOAD, RUN
+from outrider.shm.progress import RUN, Doing
 
 log = logging.getLogger("outrider.fleet")
 
@@ -47,11 +50,20 @@ class Listener(Protocol):
     def on_failed(self, message: messages.Failed) -> None:
         """A partition did not run."""
 
-    def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
-        """A worker died without being asked to."""
+    def on_dying(self, one: Incarnation, doing: Doing) -> tuple[int, list[str]] | None:
+        """A worker has died: tell its restart policy what it completed. What it was running: (partition, nodes)."""
+
+    def uses(self, one: Incarnation) -> bool:
+        """Whether this process serves, or served, the session's present generation."""
+
+    def on_death(self, one: Incarnation) -> None:
+        """A worker died without being asked to; all were told by `on_dying`."""
 
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
+
+    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
+        """The run in a slot and the nodes of a partition, if there are such."""
 
 
 class Monitor(threading.Thread):
@@ -67,6 +79,8 @@ class Monitor(threading.Thread):
         self._owner = os.getpid()
         self._replies: dict[tuple[Incarnation, tuple[Any, ...]], concurrent.futures.Future[Any]] = {}
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap: (when, order, what)
+        self._order = itertools.count()
         self._wake = Doorbell()
         self._closing = False
         self._ended = False
@@ -118,10 +132,20 @@ class Monitor(threading.Thread):
         asked = _present(to)
         self.call(lambda: self._send(asked, body) if asked.alive else None)
 
-    def kill(self, which: Worker | Incarnation, reason: str = "") -> None:
-        """End a process that does not answer, for this reason."""
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have the monitor do this after so many seconds, unless it has ended by then; it must not block."""
+        due = time.monotonic() + seconds
+        self.call(lambda: heapq.heappush(self._timers, (due, next(self._order), action)))
+
+    def kill(self, which: Worker | Incarnation, reason: str = "", spared: bool = False) -> None:
+        """End a process, for this reason. `spared`: it is not to blame for that."""
         one = _present(which)
-        self.call(lambda: self._kill(one, reason))
+
+        def end() -> None:
+            one.spared = one.spared or spared
+            self._kill(one, reason)
+
+        self.call(end)
 
     def start_worker(self, worker: Worker) -> Incarnation:
         """Start the worker's next incarnation, which is the present one from now on."""
@@ -150,6 +174,7 @@ class Monitor(threading.Thread):
     # On the monitor's thread ----------------------------------------------------------------------------------------
     def run(self) -> None:
         try:
+            StallWarnings(self).look()
             self._serve()
         except BaseException as error:  # a fault of ours: nobody may be left waiting for a monitor that is gone
             log.critical("the monitor of a fleet failed; its workers are ended", exc_info=True)
@@ -191,6 +216,8 @@ class Monitor(threading.Thread):
             if not one.ready.done():
                 one.ready.set_exception(_unavailable(one, f"its monitor failed: {error!r}"))
             self._bury(one)
+            if not one.ended.done():
+                one.ended.set_result(None)
         for fd in list(self._watched):
             self._unwatch(fd)
         for listener in list(self.listeners.values()):
@@ -200,8 +227,9 @@ class Monitor(threading.Thread):
         return [one for worker in self.workers for one in worker.incarnations()]
 
     def _timeout(self) -> int | None:
-        """Milliseconds to the next deadline; None without one."""
+        """Milliseconds to the next deadline or timer; None without one."""
         times = [one.deadline[0] for one in self._incarnations() if one.deadline is not None]
+        times += [self._timers[0][0]] if self._timers else []
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _check_deadlines(self) -> None:
@@ -209,22 +237,37 @@ class Monitor(threading.Thread):
         for one in self._incarnations():
             if one.deadline is not None and one.deadline[0] <= now:
                 seconds, one.deadline = one.deadline[1], None
-                self._tell(one, lifecycle.Late(seconds))
+                self._late(one, seconds)
+        while self._timers and self._timers[0][0] <= now:
+            _, _, action = heapq.heappop(self._timers)
+            action()
+
+    def _late(self, one: Incarnation, seconds: float) -> None:
+        """Its deadline has passed. Where one is stuck that does not start belongs into the story."""
+
+        def tell(_: str) -> None:
+            self._tell(one, lifecycle.Late(seconds))
+
+        if one.life.state == "starting":
+            dumps.then(self, one, tell, keep=True)
+        else:
+            self._tell(one, lifecycle.Late(seconds))
 
     def _spawn(self, one: Incarnation) -> None:
+        failed: ProviderUnavailableError | None = None
         if self._closing:
+            failed = _unavailable(one, "the fleet was closed")
+        else:
+            try:
+                launch(one, self._listener, self._pidfd)
+            except ProviderUnavailableError as error:
+                failed = error
+            except (OSError, ValueError, TypeError) as error:
+                failed = _unavailable(one, f"its process cannot be started: {error}")
+        if failed is not None:
             one.life.state = "dead"
-            one.ready.set_exception(_unavailable(one, "the fleet was closed"))
-            return
-        try:
-            launch(one, self._listener, self._pidfd)
-        except ProviderUnavailableError as error:
-            one.life.state = "dead"
-            one.ready.set_exception(error)
-            return
-        except (OSError, ValueError, TypeError) as error:
-            one.life.state = "dead"
-            one.ready.set_exception(_unavailable(one, f"its process cannot be started: {error}"))
+            one.ended.set_result(None)
+            one.ready.set_exception(failed)
             return
         if not one.worker.spec.debug:
             one.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
@@ -287,7 +330,8 @@ class Monitor(threading.Thread):
         else:
             future = self._replies.pop((one, _key_of(message)), None)
             if future is not None:
-                future.set_result(message)
+                with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                    future.set_result(message)
 
     def _exited(self, one: Incarnation) -> None:
         assert one.process is not None
@@ -305,6 +349,7 @@ class Monitor(threading.Thread):
         one.deadline = None
         one.facts = self._facts(one, code)
         self._tell(one, lifecycle.Exited(code, story.last_words(one.facts)))
+        one.ended.set_result(None)
 
     def _tell(self, one: Incarnation, event: lifecycle.Event) -> None:
         for instruction in one.life.handle(event):
@@ -315,7 +360,6 @@ class Monitor(threading.Thread):
             elif isinstance(instruction, lifecycle.Refuse):
                 one.ready.set_exception(_unavailable(one, instruction.reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
-                one.worker.deaths += 1
                 self._bury(one)
             elif isinstance(instruction, lifecycle.SendStop):
                 self._send(one, messages.pack(messages.Stop()))
@@ -325,18 +369,18 @@ class Monitor(threading.Thread):
 
     def _facts(self, one: Incarnation, code: int) -> story.Facts:
         """What is known of the end of a process, once it has been waited for."""
-        worker, doing = one.worker, one.progress.read() if one.progress is not None else None
-        placed = doing is not None and doing.kind in (RUN, LOAD)
+        worker, doing = one.worker, one.doing()
         stacks, one.stacks = one.stacks, None
+        phase = "start" if one.life.state == "starting" else doing.phase
         facts = story.Facts(
             provider=worker.name,
             device=worker.device,
             incarnation=one.number,
             pid=one.pid,
             code=code,
-            phase="start" if doing is None or one.life.state == "starting" else doing.phase,
-            partition=doing.partition if doing is not None and placed else None,
-            step=doing.step if doing is not None and placed else None,
+            phase=phase,
+            partition=doing.partition if phase in ("run", "load") else None,
+            step=doing.step if phase in ("run", "load") else None,
             reason=one.killed or None,
             short=self._oom_kills.explain() if code == -signal.SIGKILL and not one.killed else None,
             memory_limit=worker.spec.memory_limit,
@@ -349,17 +393,25 @@ class Monitor(threading.Thread):
         return facts
 
     def _bury(self, one: Incarnation) -> None:
-        name = one.worker.name
+        worker, doing = one.worker, one.doing()
         assert one.facts is not None
-        error = story.died(one.facts)
-        one.death = error
+        listeners = list(self.listeners.values()) if one is worker.current else []
+        told = [found for found in [listener.on_dying(one, doing) for listener in listeners] if found is not None]
+        if told:
+            one.facts = dataclasses.replace(one.facts, partition=told[0][0], nodes=told[0][1])
+        elif doing.kind == RUN:  # it had just ended
+            one.facts = dataclasses.replace(one.facts, phase="idle", partition=None, step=None)
+        one.death = story.died(one.facts)
+        if not one.spared:
+            worker.deaths += 1
+            worker.restarts.died(time.monotonic())
         for key in [key for key in self._replies if key[0] is one]:
-            self._replies.pop(key).set_exception(error.again())
-        if one is one.worker.current:
-            for listener in list(self.listeners.values()):
-                listener.on_death(one, error)
-        else:
-            log.warning("the spare of worker %s died: %s", name, error)
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                self._replies.pop(key).set_exception(one.death.again())
+        for listener in listeners:
+            listener.on_death(one)
+        if one is not worker.current:
+            log.warning("the spare of worker %s died: %s", worker.name, str(one.death))
 
     def _kill(self, one: Incarnation, reason: str = "") -> None:
         if one.process is not None and one.process.returncode is None:
@@ -379,6 +431,7 @@ class Monitor(threading.Thread):
         for future in self._replies.values():
             future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
         self._replies.clear()
+        self._timers.clear()
         self._ended = True
         self._do_calls()
         self._router.close(0)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
+from outrider.scheduler.cancelling import CancelToken
 from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
 from outrider.shm.spin import MAX_MICROSECONDS
@@ -160,6 +160,7 @@ class SessionOptions(_Options):
       raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
+    - `deadline`, `partition_deadline`: of each run that has none of its own, see RunOptions.
     - `max_in_flight`: 1 to 64 runs at once, but at least one per replica. Others wait in the order in which they were
       asked for, `queue_size` of them at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run
       raise QueueFullError.
@@ -217,10 +218,8 @@ class SessionOptions(_Options):
         self._integer("output_memory", 0)
         self._mapping("config", str, "str")
         self._apply_config()
-        self._not_yet("deadline", None, "runs have no deadline yet.")
-        self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
-        self._not_yet("spares", 0, "no spare workers are kept yet.")
+        
 
     @property
     def spin_us(self) -> int:
@@ -258,28 +257,19 @@ class SessionOptions(_Options):
                 raise unsupported_option(name, text, "EPContext models are not written yet.")
 
 
-class CancelToken:
-    """Cancels the runs it was given to. May be used from any thread, more than once."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def cancel(self) -> None:
-        """Ask the runs to stop; they raise RunCancelledError."""
-        self._event.set()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
-        return self._event.is_set()
-
-    def __repr__(self) -> str:
-        return f"<CancelToken {'cancelled' if self.cancelled else 'not cancelled'}>"
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunOptions(_Options):
-    """Options of one run. `deadline`, `partition_deadline` in seconds. None of the three is built yet."""
+    """Options of one run.
+
+    - `deadline`: seconds from the call (of `run_async` too, its wait in the queue counts) after which it raises
+      RunTimeoutError, at once.
+    - `partition_deadline`: seconds that a partition of the run may take, looked at four times in that time. A worker
+      that takes longer is ended, as if it had crashed.
+    - `cancel`: a CancelToken; when it is used the run raises RunCancelledError. One token may serve many runs.
+
+    None: what the session's options say. A run that was given up stops in its workers at the next step of the `cpu`
+    provider, or the next unit of another one; a worker that does not get there within a second is ended.
+    """
 
     deadline: float | None = None
     partition_deadline: float | None = None
@@ -290,9 +280,6 @@ class RunOptions(_Options):
         self._seconds("partition_deadline", optional=True)
         if self.cancel is not None and not isinstance(self.cancel, CancelToken):
             raise invalid_option("cancel", self.cancel, "a CancelToken or None")
-        self._not_yet("deadline", None, "runs have no deadline yet.")
-        self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
-        self._not_yet("cancel", None, "runs cannot be cancelled yet.")
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,7 +3,7 @@
 A segment of one page per incarnation, made by the coordinator, written by the worker's main thread only:
 
     word 0   what: kind << 56 | session << 32 | slot << 24 | partition; 0 while it waits for work
-    word 1   step: the position of the unit within the partition (LOAD, RUN), the round (CLAIM)
+    word 1   step: the position of the unit within the partition (LOAD, RUN), the round (CLAIM); 0 between
     word 2-7 unused
 
 Order of writes: word 1 before word 0 where both change. The record outlives the process: it tells what a worker was
@@ -36,6 +36,11 @@ def what(kind: int, session: int = 0, slot: int = 0, partition: int = 0) -> int:
     return kind << 56 | (session % _PARTITIONS) << 32 | slot << 24 | partition % _PARTITIONS
 
 
+def same_session(shown: int, session: int) -> bool:
+    """Whether the session that a record shows is this one."""
+    return shown == session % _PARTITIONS
+
+
 @dataclass(frozen=True)
 class Doing:
     """The record, taken apart. `slot`, `partition` and `step` mean something for some kinds only."""
@@ -50,6 +55,9 @@ class Doing:
     def phase(self) -> str:
         """'run', 'start', 'claim', 'load', 'stop' or 'idle'."""
         return PHASES.get(self.kind, "idle")
+
+
+IDLE = Doing(0, 0, 0, 0, 0)
 
 
 def create_progress() -> int:
@@ -71,6 +79,7 @@ class ProgressWriter:
     def end(self) -> None:
         """Back to waiting for work."""
         self.words[WHAT] = 0
+        self.words[STEP] = 0
 
 
 class ProgressReader:
