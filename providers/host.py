@@ -25,13 +25,17 @@ from outrider.providers.steady import Block, Call, Outcome, Steady
 from outrider.providers.targets import Targets
 from outrider.providers.tracing import repeated, run_unit, unit_name, written
 from outrider.providers.wire import values
+from outrider.providers.wire.declared import Declarations, value_misfit
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
+from outrider.providers.wire.errors import BrokenEdgeError, WireError
 from outrider.providers.wire.failures import error_to_plain, fail
+from outrider.providers.wire.graph import OMITTED, Value
 from outrider.providers.wire.messages import START, Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
 from outrider.providers.wire.spans import Args, Recorder, Trace, timed
 from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of
 from outrider.shm.doorbell import Doorbell
+from outrider.shm.errors import LayoutError
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment
@@ -46,15 +50,29 @@ class InputPort:
     A layout keeps its array when it comes under another number, so what was bound to that is found again.
     """
 
-    def __init__(self, name: str, reader: BoardReader, edge: int, slots: int) -> None:
-        self.name = name
+    def __init__(self, declared: Value, reader: BoardReader, board: int, edge: int, slots: int) -> None:
+        self.name = declared.name
         self.reader = reader
         self.edge = edge
+        self._declared = declared
+        self._board = board
         self._numbered: list[dict[int, tuple[Layout, np.ndarray]]] = [{} for _ in range(slots)]
         self._arrays: list[dict[Layout, np.ndarray]] = [{} for _ in range(slots)]  # the least recently numbered first
 
     def value(self, slot: int, number: int) -> Any:
-        """The value published under a layout number. Raises LayoutError or WireError when it is malformed."""
+        """The value published under a layout number. Raises BrokenEdgeError when it is malformed."""
+        try:
+            return self._value(slot, number)
+        except (LayoutError, WireError) as error:
+            raise BrokenEdgeError(
+                f"{self.name!r} cannot be read: {error}",
+                value=self.name,
+                board=self._board,
+                edge=self.edge,
+                reason=str(error),
+            ) from error
+
+    def _value(self, slot: int, number: int) -> Any:
         layout = self.reader.layout(self.edge, slot, number)
         held = self._numbered[slot].get(number)
         if held is not None and held[0] is layout:
@@ -63,7 +81,11 @@ class InputPort:
             return None
         segment = self.reader.memory_of(layout)
         if layout.kind == ENCODED:
-            return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
+            value = values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
+            misfit = value_misfit(self._declared, value)
+            if misfit:
+                raise WireError(misfit, where=self.name, reason="not as declared")
+            return value
         arrays = self._arrays[slot]
         array = arrays.pop(layout, None)
         if array is None:
@@ -167,6 +189,7 @@ class LoadedSession:
         plans = [plan_of(body) for body in message.partitions]
         buffers = {output["edge"]: output["buffer"] for plan in plans for output in plan.outputs}
         readers: dict[int, BoardReader] = {}
+        self._declared: dict[int, Declarations] = {}  # by board
         for entry in message.boards:
             board, edges = entry["board"], entry["edges"]
             segment = _mapped(take(entry["segment"]), writable=board == own)
@@ -175,7 +198,8 @@ class LoadedSession:
                 self._places = Places(segment, self._board, edges, slots, buffers)
             # Its own board too: a partition may read what an earlier one of the same worker wrote.
             shown = memories if board == 0 else None
-            readers[board] = BoardReader(segment, edges, slots, message.generation, shown)
+            declared = self._declared[board] = Declarations()
+            readers[board] = BoardReader(segment, edges, slots, message.generation, shown, declared.misfit)
         self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
         self._slot_bells = [Doorbell(take(fd)) for fd in message.slot_bells]
         self._pool = PoolWriter(
@@ -246,7 +270,13 @@ class LoadedSession:
             )
         if self.refused:
             return None
-        inputs = [InputPort(e["name"], readers[e["board"]], e["edge"], message.slots) for e in plan.inputs]
+        known = {value.name: value for unit in units for value in unit.unit.inputs}
+        inputs: list[InputPort] = []
+        for one in plan.inputs:
+            value, board, edge = known.get(one["name"], OMITTED), one["board"], one["edge"]
+            if board:  # the coordinator's own are what was fed, and checked
+                self._declared[board].edges[edge] = value
+            inputs.append(InputPort(value, readers[board], board, edge, message.slots))
         targets = Targets(readers[0], {one["name"]: one["target"] for one in plan.outputs if one["target"] >= 0})
         return Partition(plan, inputs, units, targets)
 

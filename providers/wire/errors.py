@@ -21,3 +21,9 @@ class KernelError(OutriderError, RuntimeError):
     """A kernel raised while its unit ran. The worker lives on; the next run may succeed."""
 
     _fields = ("provider", "node", "op", "opset", "inputs", "cause", "remote_traceback")
+
+
+class BrokenEdgeError(OutriderError, ValueError):
+    """What another worker wrote for `value` on `edge` of `board` cannot be read, for this `reason`."""
+
+    _fields = ("value", "board", "edge", "reason")
