@@ -28,14 +28,14 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.wire.errors import KernelError
+from outrider.providers.wire.errors import KernelError, RunCancelledError
 from outrider.providers.wire.graph import Graph, Node, Shape, TensorRef, Value
 from outrider.providers.wire.spans import Trace
 from outrider.shm.errors import OutriderError
 
 __all__ = [
     "Claim", "Context", "Decline", "Graph", "KernelError", "Node", "Program", "Provider", "ProviderContractError",
-    "ProviderUnavailableError", "ClaimBrokenError", "Run", "Shape", "TensorRef", "Trace", "Unit", "Value",
+    "ProviderUnavailableError", "ClaimBrokenError", "Run", "RunCancelledError", "Shape", "TensorRef", "Trace", "Unit", "Value",
 ]  # fmt: skip
 
 
@@ -82,6 +82,10 @@ class Context:
 
     `trace`: for a provider that wants its own steps in traces: while `trace.on`, tell them by `trace.span(name, start,
     end, op, nbytes)`.
+
+    `cancelled`: for one whose runs are long: `cancelled()` is True as soon as nobody waits any more for the run that the
+    provider is called for. It may then stop at once, by raising RunCancelledError or anything else: what it would have
+    returned is dropped. It costs 0.1 microseconds. One that does not look is stopped before its next unit, or ended.
     """
 
     options: Mapping[str, Any]
@@ -89,6 +93,7 @@ class Context:
     threads: int
     logger: logging.Logger
     trace: Trace = field(default_factory=Trace)
+    cancelled: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)

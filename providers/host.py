@@ -20,17 +20,17 @@ from outrider.providers.adapters import compile_unit
 from outrider.providers.binding import BINDINGS, BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider, Unit
-from outrider.providers.lanes import Lane, LaneGroup, serve_ready
+from outrider.providers.lanes import Lane, LaneGroup, Present, serve_ready
 from outrider.providers.steady import Block, Call, Outcome, Steady
 from outrider.providers.targets import Targets
 from outrider.providers.tracing import repeated, run_unit, unit_name, written
 from outrider.providers.wire import values
 from outrider.providers.wire.declared import Declarations, value_misfit
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
-from outrider.providers.wire.errors import BrokenEdgeError, WireError
+from outrider.providers.wire.errors import BrokenEdgeError, RunCancelledError, WireError
 from outrider.providers.wire.failures import error_to_plain, fail
 from outrider.providers.wire.graph import OMITTED, Value
-from outrider.providers.wire.messages import START, Failed, Load, Message, PartitionPlan, plan_of
+from outrider.providers.wire.messages import CANCEL, START, Failed, Load, Message, PartitionPlan, plan_of
 from outrider.providers.wire.pack import unpack_graph
 from outrider.providers.wire.spans import Args, Recorder, Trace, timed
 from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of
@@ -38,6 +38,7 @@ from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import LayoutError
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
+from outrider.shm.progress import LOAD, RUN, WHAT, ProgressWriter, what
 from outrider.shm.segment import Segment
 from outrider.shm.spin import Spin
 
@@ -111,8 +112,11 @@ class Partition:
         self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
         self.done = plan.done
 
-    def run(self, slot: int, recorder: Recorder | None) -> Outcome | None:
-        """Run the units; None when an input is void. `recorder`: for their spans."""
+    def run(self, slot: int, recorder: Recorder | None, cancelled: Callable[[], bool]) -> Outcome | None:
+        """Run the units; None when an input is void. `recorder`: for their spans.
+
+        `cancelled`: asked between two units; RunCancelledError if it says so.
+        """
         known: dict[str, Any] = {"": None}
         read: list[tuple[BoardReader, int, int]] = []
         calls: list[Call] | None = []
@@ -127,7 +131,9 @@ class Partition:
                 known[port.name] = port.value(slot, number)
         targets = self.targets.of(slot, read)
         numbers: dict[str, int] = {}
-        for unit in self.units:
+        for position, unit in enumerate(self.units):
+            if position and cancelled():
+                raise RunCancelledError("the run was cancelled between two units", reason="cancelled")
             arguments = [known[value.name] for value in unit.unit.inputs]
             try:
                 if recorder is None:
@@ -169,6 +175,8 @@ class LoadedSession:
         constants: Constants,
         send: Callable[[Message], None],
         trace: Trace,
+        progress: ProgressWriter,
+        present: Present,
     ) -> None:
         self.session = message.session
         self.generation = message.generation
@@ -180,6 +188,9 @@ class LoadedSession:
         self._send = send
         self._trace = trace
         self._recorder = trace.recorder
+        self._progress = progress
+        self._doing = progress.words
+        self._present = present
         self._unloads: list[Callable[[], None]] = []
         self._constants = constants
         slots, own = message.slots, message.own
@@ -211,7 +222,9 @@ class LoadedSession:
             memory=own,
         )
         caller = readers[0]
-        self.groups = [LaneGroup(caller.words, caller.index(START, slot)) for slot in range(slots)]
+        self.groups = [
+            LaneGroup(caller.words, caller.index(START, slot), caller.index(CANCEL, slot)) for slot in range(slots)
+        ]
         self._lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
         for plan in plans:
             partition = self._partition(plan, message, readers)
@@ -219,7 +232,8 @@ class LoadedSession:
                 continue
             for slot, group in enumerate(self.groups):
                 bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
-                lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells)
+                doing = what(RUN, self.session, slot, plan.partition)
+                lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells, doing)
                 group.add(lane, self._lanes.get((plan.after, slot)))
 
     def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
@@ -239,6 +253,7 @@ class LoadedSession:
                 optimization=message.optimization,
                 opsets=graph.opsets,
             )
+            self._progress.begin(LOAD, self.session, plan.partition, index)
             try:
                 with timed(self._recorder, "compile", unit_name(unit), {"partition": plan.partition}):
                     program, unload = compile_unit(self.provider, unit)
@@ -310,23 +325,30 @@ class LoadedSession:
 
     def _serve(self, lane: Lane, run: int) -> float:
         """Returns the time (of `monotonic`) before the rings, whose readers may take the core; 0 if not timed."""
+        doing = self._doing
+        doing[WHAT] = lane.what
         lane.last = run
+        self._present.lane = lane
         rest = lane.rest
         begun = 0.0 if rest else monotonic()
         steady: Steady | None = None
         try:
+            if lane.words[lane.cancel] >> 16 == run:
+                raise RunCancelledError("the run was cancelled", reason="cancelled")
             steady = lane.steady.get(lane.layouts)
             while steady is not None and not steady.fits():
                 steady = steady.other
             if steady is not None:
-                steady.repeat(run)
+                steady.repeat(run, self._present.cancelled)
             else:
                 begun = begun or monotonic()
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
-            number = lane.partition.number
-            self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
+            if not self._present.cancelled():  # else nobody waits for its story
+                number = lane.partition.number
+                self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
+        doing[WHAT] = 0
         ended = monotonic() if begun else 0.0
         for bell in lane.bells:
             os.eventfd_write(bell, 1)
@@ -340,7 +362,7 @@ class LoadedSession:
         """The general way: whatever the inputs are, wherever they lie."""
         partition, slot, board = lane.partition, lane.slot, self._board
         changes = self._places.changes[slot]
-        outcome = partition.run(slot, self._recorder)
+        outcome = partition.run(slot, self._recorder, self._present.cancelled)
         if outcome is None:
             self._void(lane, run, "void")
             return

@@ -6,7 +6,7 @@ to main by a deque and the doorbell. If the coordinator dies, control ends the p
 the GIL, the parent-death signal does.
 
 The boot record (msgpack in a memfd): endpoint, identity, name, kind, options, device, threads, incarnation, and the
-numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`.
+numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`, `progress`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import zmq
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Claim, Context, Decline, Provider, ProviderContractError
 from outrider.providers.host import LoadedSession
-from outrider.providers.lanes import LaneGroup
+from outrider.providers.lanes import LaneGroup, Present
 from outrider.providers.loading import BUILT_IN, load_provider
 from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import NUMBER
@@ -43,6 +43,7 @@ from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
 from outrider.shm.processes import die_with_parent
+from outrider.shm.progress import CLAIM, LOAD, START, STOP, ProgressWriter
 from outrider.shm.spin import Spin
 
 EXIT_START = 3  # the provider did not start; the coordinator does not try again
@@ -117,11 +118,14 @@ class Worker:
         self.channel = DescriptorChannel(socket.socket(fileno=boot["channel"]))
         self.control = Control(boot["endpoint"], boot["identity"].encode(), boot["coordinator"], self.bell)
         self.boot = boot
+        self.progress = ProgressWriter(boot["progress"])
+        os.close(boot["progress"])
         self.sessions: dict[int, LoadedSession] = {}
         self.weights: dict[int, dict[int, int]] = {}  # session -> weight segment -> its descriptor
         self.constants: dict[int, Constants] = {}
         self.recorders: dict[int, Recorder] = {}  # of sessions that are or were traced
         self.trace = Trace()
+        self.present = Present()
         # The run slots of all sessions, flat: a fleet may hold many sessions, and each wake looks at all of them.
         self._watched: list[tuple[memoryview, int, LaneGroup, LoadedSession]] = []
         self.provider: Provider
@@ -130,10 +134,13 @@ class Worker:
         """Import and set up the provider; say Hello, or StartFailed and exit."""
         self.control.start()
         boot = self.boot
+        self.progress.begin(START)
         try:
             self.provider = load_provider(boot["kind"])
             logger = logging.getLogger(f"outrider.provider.{self.name}")
-            self.provider.setup(Context(boot["options"], boot["device"], boot["threads"], logger, self.trace))
+            self.provider.setup(
+                Context(boot["options"], boot["device"], boot["threads"], logger, self.trace, self.present.cancelled)
+            )
             self._check_attributes()
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
@@ -150,6 +157,7 @@ class Worker:
                 os.getpid(), boot["incarnation"], self.provider.merge, self.provider.per_signature, accepts, versions
             )
         )
+        self.progress.end()
 
     def _check_attributes(self) -> None:
         """The options of the contract that are class attributes. Raises ProviderContractError."""
@@ -195,13 +203,18 @@ class Worker:
 
     def handle(self, message: messages.Message) -> bool:
         """One message; False for Stop."""
+        self.present.lane = None
         if isinstance(message, messages.Claim):
             recorder = self._recorder(message.session)
+            self.progress.begin(CLAIM, message.session, step=message.round)
             with self.trace.into(recorder), timed(recorder, "claim", f"round {message.round}"):
                 answer = self.claims(message)
+            self.progress.end()
             self.control.send(answer)
         elif isinstance(message, messages.Load):
+            self.progress.begin(LOAD, message.session)
             self.load(message)
+            self.progress.end()
         elif isinstance(message, messages.Unload):
             self.unload(message.session)
             self.control.send(messages.Unloaded(message.session))
@@ -285,7 +298,15 @@ class Worker:
         try:
             with self.trace.into(recorder), timed(recorder, "load", f"{len(message.partitions)} partitions"):
                 loaded = LoadedSession(
-                    message, self.provider, self.name, self._take, constants, self.control.send, self.trace
+                    message,
+                    self.provider,
+                    self.name,
+                    self._take,
+                    constants,
+                    self.control.send,
+                    self.trace,
+                    self.progress,
+                    self.present,
                 )
         except (OutriderError, OSError, MemoryError) as error:
             told = error_to_plain(error)
@@ -352,6 +373,7 @@ class Worker:
 
     def close(self) -> None:
         """Forget all sessions, close the provider, send what is still queued."""
+        self.progress.begin(STOP)
         for session in list(self.sessions):
             self.unload(session)
         try:

@@ -1,7 +1,7 @@
 """A plan on its workers: one generation of boards, segments, pools and doorbells, and each worker's `Load` message.
 
-    board 0   the coordinator's: edge 0 is the start word of a run, then one edge per model input that is read, then one
-              per result that only the caller gets: where it wants it
+    board 0   the coordinator's: edge 0 is the start word of a run, edge 1 the word that cancels it, then one edge per
+              model input that is read, then one per result that only the caller gets: where it wants it
     board n   the worker n's (its index in the fleet + 1): one edge per unit output, one `done` edge per partition
 
 A generation is made whole and dropped whole: when a worker has died, the next run gets a new one.
@@ -27,10 +27,10 @@ from outrider.scheduler.arena import share_buffers
 from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.inplace import Reach
-from outrider.scheduler.monitor import Worker
 from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
 from outrider.scheduler.trace import spanned
 from outrider.scheduler.waves import own_before
+from outrider.scheduler.worker import Worker
 from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases, callers_half
@@ -108,9 +108,9 @@ class _Numbering:
 
     def __init__(self, blueprint: Blueprint) -> None:
         plan, self.interfaces = blueprint.plan, blueprint.interfaces
-        self.inputs = {edge.value: i for i, edge in enumerate(_from_caller(blueprint.edges), messages.START + 1)}
+        self.inputs = {edge.value: i for i, edge in enumerate(_from_caller(blueprint.edges), messages.FIRST_INPUT)}
         self.board_of = [blueprint.workers[partition.provider].index + 1 for partition in plan.partitions]
-        self.edges: dict[int, int] = {0: len(self.inputs) + 1}
+        self.edges: dict[int, int] = {0: messages.FIRST_INPUT + len(self.inputs)}
         self.values: dict[str, tuple[int, int, int]] = {}  # value -> (partition, board, edge)
         self.done: list[int] = []
         self.targets: dict[str, int] = {}  # see Generation
@@ -254,7 +254,7 @@ class Deployer:
         for segment, descriptor in self.weights.items():
             key = (worker.index, worker.incarnation, segment)
             if key not in self._weight_ids:
-                (self._weight_ids[key],) = worker.send_descriptors([descriptor])
+                (self._weight_ids[key],) = worker.current.send_descriptors([descriptor])
             ids[segment] = self._weight_ids[key]
         return ids
 
@@ -387,7 +387,7 @@ class Deployer:
                 *(bell.fileno() for bell in self.slot_bells),
                 pools[own],
             ]
-            ids = iter(worker.send_descriptors(fds))
+            ids = iter(worker.current.send_descriptors(fds))
         finally:
             for fd in reopened:
                 os.close(fd)

@@ -23,10 +23,11 @@ from outrider.scheduler.errors import (
     ProviderUnavailableError,
     SessionClosedError,
 )
-from outrider.scheduler.monitor import Monitor, Worker
+from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
+from outrider.scheduler.worker import Worker
 
 log = logging.getLogger("outrider.fleet")
 
@@ -78,7 +79,7 @@ class Fleet:
                 self._monitor.start_worker(worker)
             for worker in self._monitor.workers:
                 try:
-                    worker.ready.result()
+                    worker.current.ready.result()
                 except ProviderUnavailableError as error:
                     if worker.spec.required:
                         raise
@@ -190,9 +191,7 @@ class Fleet:
         with self._lock:
             if worker.life.state != "dead":
                 return
-            self._monitor.start_worker(worker)
-            ready: concurrent.futures.Future[messages.Hello] = worker.ready
-            ready.result()
+            self._monitor.start_worker(worker).ready.result()
 
     def stats_of(self, worker: Worker) -> dict[str, Any]:
         """Counters of one worker; {} and a warning in the log if it is gone, or busy for 10 s."""

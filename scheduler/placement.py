@@ -35,11 +35,11 @@ from outrider.scheduler.errors import (
 from outrider.scheduler.failures import KINDS
 from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
-from outrider.scheduler.monitor import Worker
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
 from outrider.scheduler.strategy import Decision, Question, decide, teams
 from outrider.scheduler.trace import spanned
+from outrider.scheduler.worker import Worker
 
 NOT_CLAIMED = "not claimed"
 

@@ -19,9 +19,9 @@ from outrider.scheduler.deploy import Blueprint, Deployer, Generation
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.inplace import Admission, Targets
-from outrider.scheduler.monitor import Worker
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
+from outrider.scheduler.worker import Incarnation
 from outrider.shm.board import run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -104,10 +104,10 @@ class Replica:
                     self._stories.pop(next(iter(self._stories)))
             self._told.notify_all()
 
-    def on_death(self, worker: Worker, error: WorkerDiedError) -> None:
+    def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
         """A worker died: every run of a generation that used it ends with this error."""
         generation = self.generation
-        if generation is None or worker.index + 1 not in generation.sides:
+        if generation is None or died.worker.index + 1 not in generation.sides:
             return
         self.death = error
         self.ended = True

@@ -27,3 +27,9 @@ class BrokenEdgeError(OutriderError, ValueError):
     """What another worker wrote for `value` on `edge` of `board` cannot be read, for this `reason`."""
 
     _fields = ("value", "board", "edge", "reason")
+
+
+class RunCancelledError(OutriderError, RuntimeError):
+    """The run was cancelled, by its CancelToken or its Future. `reason` says by what."""
+
+    _fields = ("reason",)

@@ -28,6 +28,11 @@ UNBOUND = 1
 """The run's results go where the worker likes."""
 BOUND = 2
 """Some results of the run have a target: the words of the `target` edges tell which, and where."""
+CANCEL = 1
+"""The edge of board 0 whose word names a run that nobody waits for any more: workers do no more for it than they must.
+Its layout number is 1 and means nothing."""
+FIRST_INPUT = 2
+"""The first edge of board 0 that carries a value."""
 USER_MEMORY = 0xFFFF
 """The number under which layouts of board 0 name the memory of the user's process."""
 
@@ -85,7 +90,7 @@ class Load:
     """Compile these partitions and take part in runs.
 
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
-    coordinator, whose edge START starts each run. `own` is this worker's board. `memories`: [{memory, segment
+    coordinator, whose edge START starts each run; CANCEL ends it early. `own` is this worker's board. `memories`: [{memory, segment
     (descriptor id)}]: what layouts of board 0 may name beside its own segment: USER_MEMORY, and as memory n the output
     pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start at word `pool_words`
     of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board; `slot_bells`: those of the
