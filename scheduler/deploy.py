@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import ProviderUnavailableError
+from outrider.providers.contract import ProviderContractError, ProviderUnavailableError
 from outrider.providers.wire import messages
+from outrider.providers.wire.declared import Declarations, PooledDeclarations
 from outrider.providers.wire.dtypes import BY_NUMBER, is_tensor, numpy_dtype, storage_bytes
+from outrider.providers.wire.failures import text_of
 from outrider.providers.wire.graph import Graph, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.providers.wire.spans import Recorder
@@ -31,7 +33,7 @@ from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterf
 from outrider.scheduler.trace import spanned
 from outrider.scheduler.waves import own_before
 from outrider.scheduler.worker import Worker
-from outrider.shm.board import BoardReader, BoardWriter, Layout
+from outrider.shm.board import VOID, BoardReader, BoardWriter, Layout, run_of, word
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases, callers_half
 from outrider.shm.places import Places
@@ -64,6 +66,7 @@ class WorkerSide:
     worker: Worker
     incarnation: int
     reader: BoardReader
+    declared: Declarations  # of its edges
     pool: Segment
     leases: Leases
     arrays: UserMemory  # the caller's half of the pool
@@ -88,6 +91,7 @@ class Generation:
     first_bells: list[Doorbell]
     partition_nodes: list[list[str]]
     partitions_of: dict[int, set[int]]  # board -> its partitions
+    edges_of: list[list[int]]  # partition -> the edges of its board that it writes, its done edge last
     leases: tuple[Leases, ...]  # of all output pools
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
@@ -96,6 +100,25 @@ class Generation:
         self.user.sweep()
         for side in self.sides.values():
             side.arrays.sweep()
+
+    def begun(self, slot: int) -> int:
+        """The last run of a slot that was begun; 0 before the first."""
+        return run_of(self.board.words[self.board.index(messages.START, slot)])
+
+    def first_void(self, slot: int, run: int) -> tuple[int, int]:
+        """(partition, board) of the first one whose result of a run is void: all that it waited for came."""
+        for partition, (board, edge) in enumerate(self.dones):
+            if self.sides[board].reader.word(edge, slot) == word(run, VOID):
+                break
+        return partition, board
+
+    def ahead(self, slot: int, run: int) -> list[int]:
+        """The boards with a word of a slot for a run after `run`, first the one that began it."""
+        found: dict[int, None] = {}
+        for (board, _), edges in zip(self.dones, self.edges_of, strict=True):  # producers before consumers
+            if any(run_of(self.sides[board].reader.word(edge, slot)) > run for edge in edges):
+                found[board] = None
+        return list(found)
 
     def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
         """The array that a layout of a worker's board describes; its contents change with each run."""
@@ -137,11 +160,10 @@ def _from_caller(edges: Sequence[Edge]) -> list[Edge]:
 
 
 @collector_paused()
-def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[messages.PartitionPlan]:
+def partition_plans(blueprint: Blueprint, numbering: _Numbering, graphs: UnitGraphs) -> list[messages.PartitionPlan]:
     """The `Load` entry of each partition."""
     plan = blueprint.plan
     crossing = {edge.value: edge for edge in blueprint.edges if edge.producer != CALLER}
-    graphs = UnitGraphs(blueprint.graph)
     sizes = {value: _expected_bytes(graphs.values[value]) for value in numbering.values}
     buffers = share_buffers(plan, blueprint.interfaces, blueprint.edges, sizes)
     after = own_before(
@@ -266,7 +288,8 @@ class Deployer:
         """
         self._generation += 1
         numbering = _Numbering(blueprint)
-        plans = partition_plans(blueprint, numbering)
+        graphs = UnitGraphs(blueprint.graph)
+        plans = partition_plans(blueprint, numbering, graphs)
         slots = blueprint.slots
         workers = {worker.index + 1: worker for worker in blueprint.workers}
         used = sorted(set(numbering.board_of))
@@ -277,7 +300,7 @@ class Deployer:
                 writable[board] = create_segment(f"outrider-{self.session}-{board}")
             for board in used:
                 pools[board] = create_segment(f"outrider-{self.session}-{board}-results")
-            return self._load(blueprint, numbering, plans, workers, used, writable, pools, slots)
+            return self._load(blueprint, numbering, graphs, plans, workers, used, writable, pools, slots)
         finally:
             for fd in (*writable.values(), *pools.values()):
                 os.close(fd)
@@ -286,6 +309,7 @@ class Deployer:
         self,
         blueprint: Blueprint,
         numbering: _Numbering,
+        graphs: UnitGraphs,
         plans: Sequence[messages.PartitionPlan],
         workers: dict[int, Worker],
         used: Sequence[int],
@@ -307,14 +331,20 @@ class Deployer:
                 mapped = Segment(shared, writable=False)
             finally:
                 os.close(shared)
-            reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, {one: pool})
+            declared = PooledDeclarations(
+                {edge: graphs.values[name] for name, (_, board, edge) in numbering.values.items() if board == one},
+                callers_half(pool),
+            )
+            edges = numbering.edges[one]
+            reader = BoardReader(mapped, edges, slots, self._generation, {one: pool}, declared.misfit)
             leases = Leases(pool, segment.words, released, POOL_BLOCKS)
             arrays = UserMemory(pool, callers_half(pool))
-            sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, pool, leases, arrays)
+            sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, declared, pool, leases, arrays)
             mine = [plan for number, plan in enumerate(plans) if numbering.board_of[number] == one]
             load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools, user, released)
             key = ("Loaded", self.session, self._generation)
             waiting.append((one, self.fleet.monitor.request(workers[one], load, key)))
+        returned = [edge.value for edge in blueprint.edges if edge.to_caller and edge.producer != CALLER]
         generation = Generation(
             number=self._generation,
             board=board,
@@ -324,11 +354,7 @@ class Deployer:
             targets=numbering.targets,
             user=user,
             reach=Reach({messages.USER_MEMORY: user.segment, **{one: side.pool for one, side in sides.items()}}),
-            outputs={
-                edge.value: numbering.values[edge.value][1:]
-                for edge in blueprint.edges
-                if edge.to_caller and edge.producer != CALLER
-            },
+            outputs={name: numbering.values[name][1:] for name in returned},
             results=[(numbering.board_of[p.partition], o["edge"]) for p in plans for o in p.outputs if o["result"]],
             dones=[(numbering.board_of[plan.partition], plan.done) for plan in plans],
             lasts=[(numbering.board_of[plan.partition], plan.done) for plan in plans if plan.last],
@@ -342,6 +368,7 @@ class Deployer:
                 for partition in blueprint.plan.partitions
             ],
             leases=tuple(side.leases for side in sides.values()),
+            edges_of=[[*(output["edge"] for output in plan.outputs), plan.done] for plan in plans],
             partitions_of={one: {n for n, board in enumerate(numbering.board_of) if board == one} for one in used},
         )
         for one, future in waiting:
@@ -353,8 +380,40 @@ class Deployer:
                 raise ProviderUnavailableError(
                     f"provider {name} was ended: {reason}", provider=name, reason=reason
                 ) from error
-            generation.refused += [(r["partition"], r["unit"], r["reason"], r["traceback"]) for r in loaded.refused]
+            generation.refused += self._refused(workers[one], loaded, plans, generation.partitions_of[one])
         return generation
+
+    def _refused(
+        self, worker: Worker, loaded: messages.Loaded, plans: Sequence[messages.PartitionPlan], own: set[int]
+    ) -> list[tuple[int, int, str, str]]:
+        """What a worker refused, as `Generation.refused`.
+
+        Raises ProviderUnavailableError if it could not load anything, ProviderContractError for an answer that it may
+        not give; then it is ended.
+        """
+        made: list[tuple[int, int, str, str]] = []
+        for one in loaded.refused:
+            partition: Any = one.get("partition")
+            unit: Any = one.get("unit")
+            reason = text_of(one.get("reason"))
+            if partition == -1:
+                raise ProviderUnavailableError(
+                    f"provider {worker.name} could not load its part of the model: {reason}",
+                    provider=worker.name,
+                    reason=reason,
+                )
+            known = type(partition) is int and partition in own and type(unit) is int
+            if not known or not 0 <= unit < len(plans[partition].units):
+                got = f"partition {partition!r:.60}, unit {unit!r:.60}"
+                self.fleet.monitor.kill(worker, f"it broke the protocol: it refused what it was not given ({got})")
+                raise ProviderContractError(
+                    f"provider {worker.name} broke its contract: it refused a unit that it was not given; it was ended",
+                    provider=worker.name,
+                    expected="units of its own partitions",
+                    got=got,
+                )
+            made.append((partition, unit, reason, text_of(one.get("traceback"))))
+        return made
 
     def _message(
         self,

@@ -52,8 +52,8 @@ _NEEDED = ("outrider", "numpy", "zmq", "msgpack")
 class Listener(Protocol):
     """What a loaded session wants to hear, on the monitor's thread: it must not block."""
 
-    def on_failed(self, message: messages.Failed) -> None:
-        """A partition did not run."""
+    def on_failed(self, sender: Incarnation, message: messages.Failed) -> None:
+        """A partition did not run. Raises WireError for what the sender cannot know."""
 
     def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
         """A worker died without being asked to."""
@@ -317,24 +317,32 @@ class Monitor(threading.Thread):
         if one is None:
             return  # an earlier incarnation's last words
         try:
-            message = messages.unpack(body)
+            self._hear(one, messages.unpack(body))
         except (WireError, ProtocolMismatchError) as error:
             log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, error)
             self._kill(one, f"it broke the protocol: {error}")
-            return
-        if isinstance(message, messages.Hello):
-            one.hello = message
-            self._tell(one, lifecycle.SaidHello())
-        elif isinstance(message, messages.StartFailed):
-            self._tell(one, lifecycle.SaidStartFailed(message.reason, message.traceback))
+
+    def _hear(self, one: Incarnation, message: messages.Message) -> None:
+        """Take a message in. Raises WireError for one that nobody asked for or that comes when it cannot."""
+        if isinstance(message, (messages.Hello, messages.StartFailed)):
+            if one.life.state == "ready" or message.incarnation != one.number:
+                name = type(message).__name__
+                raise WireError(f"it sent {name} a second time, or another's", where=name, reason="out of place")
+            if isinstance(message, messages.StartFailed):
+                self._tell(one, lifecycle.SaidStartFailed(message.reason, message.traceback))
+            elif one.hello is None:
+                one.hello = message
+                self._tell(one, lifecycle.SaidHello())
         elif isinstance(message, messages.Failed):
             listener = self.listeners.get(message.session)
             if listener is not None:
-                listener.on_failed(message)
-        else:
+                listener.on_failed(one, message)
+        elif not isinstance(message, messages.Unloaded):  # nobody waits for that
             future = self._replies.pop((one, _key_of(message)), None)
-            if future is not None:
-                future.set_result(message)
+            if future is None:
+                name = type(message).__name__
+                raise WireError(f"it sent {name}, which nobody asked for", where=name, reason="not asked for")
+            future.set_result(message)
 
     def _exited(self, one: Incarnation) -> None:
         assert one.process is not None
@@ -358,7 +366,7 @@ class Monitor(threading.Thread):
                 assert one.hello is not None
                 one.ready.set_result(one.hello)
             elif isinstance(instruction, lifecycle.Refuse):
-                one.ready.set_exception(_unavailable(one, instruction.reason, instruction.detail))
+                one.ready.set_exception(_unavailable(one, one.killed or instruction.reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
                 one.worker.deaths += 1
                 self._bury(one, instruction)

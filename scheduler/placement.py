@@ -32,7 +32,7 @@ from outrider.scheduler.errors import (
     ProviderUnavailableError,
     UnsupportedOpError,
 )
-from outrider.scheduler.failures import KINDS
+from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
@@ -279,10 +279,6 @@ class Placer:
         `refused`: (partition, unit, reason, traceback), as a deployment reports them.
         """
         for partition, unit, reason, traceback in refused:
-            if partition < 0:
-                raise ProviderUnavailableError(
-                    f"a worker could not load its part of the model: {reason}", reason=reason
-                )
             placed = blueprint.plan.partitions[partition]
             nodes = [self.graph.nodes[i].name for i in blueprint.plan.units[placed.units[unit]].nodes]
             worker = self.workers[placed.provider].name
@@ -324,7 +320,7 @@ class Placer:
     def _claim_failed(self, worker: Worker, plain: dict[str, Any]) -> Exception:
         known = error_from_plain(plain, KINDS)
         if known is not None:
-            return known
+            return under_name(known, worker.name)
         reason = f"claim() raised {plain.get('type')}: {plain.get('message')}"
         return ClaimBrokenError(
             f"provider {worker.name}: {reason}",

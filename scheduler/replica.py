@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.wire import messages
+from outrider.providers.contract import ProviderContractError
+from outrider.providers.wire import messages, values
+from outrider.providers.wire.declared import value_misfit
+from outrider.providers.wire.errors import BrokenEdgeError, WireError
 from outrider.providers.wire.failures import first_names
-from outrider.scheduler.deploy import Blueprint, Deployer, Generation
+from outrider.scheduler.deploy import Blueprint, Deployer, Generation, WorkerSide
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.scheduler.worker import Incarnation
-from outrider.shm.board import run_of
+from outrider.shm.board import ENCODED, number_of, run_of
 from outrider.shm.doorbell import Doorbell
-from outrider.shm.errors import OutriderError
+from outrider.shm.errors import LayoutError, OutriderError
 from outrider.shm.spin import Spin
 
 FAILURE_SECONDS = 30.0  # between a void word and the message that explains it
@@ -87,19 +90,33 @@ class Replica:
         self.death: WorkerDiedError | None = None
         self.closed = False
         self.ended = False
-        self._stories: dict[int, OutriderError] = {}
+        self._stories: dict[int, tuple[int, OutriderError]] = {}  # run -> board of who tells it, and what
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._told = threading.Condition(self._lock)
 
     # Told by the monitor's thread -----------------------------------------------------------------------------------
-    def on_failed(self, message: messages.Failed) -> None:
-        """A partition failed: keep the first story of each run."""
+    def on_failed(self, sender: Incarnation, message: messages.Failed) -> None:
+        """A partition failed: keep the first story of each run. Raises WireError for what the sender cannot know."""
         generation = self.generation
         if generation is None or message.generation != generation.number:
             return
+        board = sender.worker.index + 1
+        if message.partition not in generation.partitions_of.get(board, ()):
+            raise WireError(
+                f"{sender.worker.name} tells of partition {message.partition}, which is not its own",
+                where="Failed.partition",
+                reason="not its own",
+            )
+        begun = generation.begun(message.slot) if 0 <= message.slot < len(self.slots) else 0
+        if not 0 < message.run <= begun:
+            raise WireError(
+                f"it tells of run {message.run} of slot {message.slot}, where the last one is {begun}",
+                where="Failed.run",
+                reason="not begun",
+            )
         with self._lock:
             if message.run not in self._stories:
-                self._stories[message.run] = error_of(message, generation)
+                self._stories[message.run] = board, error_of(message, generation, sender.worker.name)
                 while len(self._stories) > STORIES:
                     self._stories.pop(next(iter(self._stories)))
             self._told.notify_all()
@@ -156,15 +173,77 @@ class Replica:
         if self.death is not None:
             raise self.death.again()
 
-    def story(self, run: int) -> OutriderError:
+    def story(self, slot: Slot, run: int) -> OutriderError:
         """Why a run is void."""
         with self._lock:
             told = self._told.wait_for(lambda: run in self._stories or self.death or self.closed, FAILURE_SECONDS)
-            if run in self._stories:
-                return self._stories.pop(run)
-        if told and self.death is not None:
+            teller, found = self._stories.pop(run, (0, None))
+        if isinstance(found, BrokenEdgeError):
+            return self._broken_edge(slot, teller, found)
+        if found is not None:
+            return found
+        if self.death is not None:
             return self.death.again()
-        return SessionClosedError("the session was closed while a run was failing", what="session")
+        if told:
+            return SessionClosedError("the session was closed while a run was failing", what="session")
+        generation = self.generation
+        assert generation is not None
+        partition, board = generation.first_void(slot.index, run)
+        return self.broken(
+            board, f"partition {partition}", f"it is void, and nobody said why for {FAILURE_SECONDS:g} s"
+        )
+
+    def broken(self, board: int, value: str, reason: str) -> ProviderContractError:
+        """What to raise when a worker's board says of a value what cannot be.
+
+        Who spoils its own board once may have spoilt it for good: the worker is ended, and the next run gets a new one.
+        """
+        generation = self.generation
+        assert generation is not None
+        name = self._end(generation.sides[board], f"it broke the protocol: {value}: {reason}")
+        return ProviderContractError(
+            f"provider {name} broke its contract and was ended: {value!r}, which it made, cannot be read: {reason}",
+            provider=name,
+            node=value,
+            expected="a value as declared, in memory of its own",
+            got=reason,
+        )
+
+    def end_those_ahead(self, slot: Slot, run: int) -> None:
+        """A word is of a run of the slot that nobody has begun: end the worker that wrote it, and those it misled."""
+        generation = self.generation
+        assert generation is not None
+        for position, board in enumerate(generation.ahead(slot.index, run)):
+            why = "misled by another worker, " if position else "it broke the protocol: "
+            self._end(generation.sides[board], f"{why}it told of a run after {run}, which nobody has begun")
+
+    def _broken_edge(self, slot: Slot, teller: int, told: BrokenEdgeError) -> OutriderError:
+        """A worker could not read what another wrote. That one is blamed if it is so, else who says it."""
+        generation = self.generation
+        assert generation is not None
+        side = generation.sides.get(told.board) if type(told.board) is int else None
+        declared = None if side is None else side.declared.edges.get(told.edge)
+        if side is None or declared is None:
+            return self.broken(teller, str(told.value), "it is said to come from where nothing does")
+        try:
+            layout = side.reader.layout(told.edge, slot.index, number_of(side.reader.word(told.edge, slot.index)))
+            if layout.kind == ENCODED:
+                value = values.decode(side.reader.memory_of(layout).view[layout.offset :][: layout.nbytes])
+                reason = value_misfit(declared, value)
+            else:
+                reason = ""
+        except (LayoutError, WireError) as error:
+            reason = str(error)
+        if reason:
+            return self.broken(told.board, declared.name, reason)
+        return self.broken(teller, declared.name, f"it is well-formed, and yet: {told.reason}")
+
+    def _end(self, side: WorkerSide, reason: str) -> str:
+        """End the incarnation of a side, unless it has been replaced; the worker's name."""
+        one = side.worker.current
+        if one.number == side.incarnation:
+            self.deployer.fleet.monitor.kill(one, reason)
+        return side.worker.name
 
     def died(self, slot: Slot, run: int, death: WorkerDiedError) -> WorkerDiedError:
         """The death, with the first partition that the dead worker owed to this run."""

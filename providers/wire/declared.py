@@ -28,6 +28,20 @@ class Declarations:
         return "" if declared is None else layout_misfit(declared, layout)
 
 
+class PooledDeclarations(Declarations):
+    """The same for a board whose values may lie in an output pool; all its blocks end before `limit`."""
+
+    def __init__(self, edges: Mapping[int, Value], limit: int) -> None:
+        super().__init__(edges)
+        self._limit = limit
+
+    def misfit(self, edge: int, layout: Layout) -> str:
+        """`layout_misfit`, and whether its block, if it is in one, is among the blocks."""
+        if layout.block is not None and layout.offset + layout.nbytes > self._limit:
+            return f"block {layout.block} ends at {layout.offset + layout.nbytes}, blocks lie below {self._limit}"
+        return super().misfit(edge, layout)
+
+
 def layout_misfit(declared: Value, layout: Layout) -> str:
     """Why a layout cannot be that of a declared value; '' if it can. Whoever asks builds an array on it next."""
     wrapper, inner = _type_of(declared.dtype)
