@@ -33,7 +33,7 @@ from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterf
 from outrider.scheduler.trace import spanned
 from outrider.scheduler.waves import own_before
 from outrider.scheduler.worker import Worker
-from outrider.shm.board import VOID, BoardReader, BoardWriter, Layout, run_of, word
+from outrider.shm.board import BoardReader, BoardWriter, Layout
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases, callers_half
 from outrider.shm.places import Places
@@ -91,7 +91,7 @@ class Generation:
     first_bells: list[Doorbell]
     partition_nodes: list[list[str]]
     partitions_of: dict[int, set[int]]  # board -> its partitions
-    edges_of: list[list[int]]  # partition -> the edges of its board that it writes, its done edge last
+    edges_of: list[list[int]]  # partition -> the edges of its board whose words it writes, but for its done edge
     leases: tuple[Leases, ...]  # of all output pools
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
@@ -100,25 +100,6 @@ class Generation:
         self.user.sweep()
         for side in self.sides.values():
             side.arrays.sweep()
-
-    def begun(self, slot: int) -> int:
-        """The last run of a slot that was begun; 0 before the first."""
-        return run_of(self.board.words[self.board.index(messages.START, slot)])
-
-    def first_void(self, slot: int, run: int) -> tuple[int, int]:
-        """(partition, board) of the first one whose result of a run is void: all that it waited for came."""
-        for partition, (board, edge) in enumerate(self.dones):
-            if self.sides[board].reader.word(edge, slot) == word(run, VOID):
-                break
-        return partition, board
-
-    def ahead(self, slot: int, run: int) -> list[int]:
-        """The boards with a word of a slot for a run after `run`, first the one that began it."""
-        found: dict[int, None] = {}
-        for (board, _), edges in zip(self.dones, self.edges_of, strict=True):  # producers before consumers
-            if any(run_of(self.sides[board].reader.word(edge, slot)) > run for edge in edges):
-                found[board] = None
-        return list(found)
 
     def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
         """The array that a layout of a worker's board describes; its contents change with each run."""
@@ -324,6 +305,7 @@ class Deployer:
         sides: dict[int, WorkerSide] = {}
         waiting = []
         for one in used:
+            mine = [plan for number, plan in enumerate(plans) if numbering.board_of[number] == one]
             released = places.reserve(8 * POOL_BLOCKS, "words of the output pool") // 8
             pool = Segment(pools[one], writable=True)
             shared = read_only(writable[one])
@@ -333,6 +315,7 @@ class Deployer:
                 os.close(shared)
             declared = PooledDeclarations(
                 {edge: graphs.values[name] for name, (_, board, edge) in numbering.values.items() if board == one},
+                {output["edge"] for plan in mine for output in plan.outputs if output["result"]},
                 callers_half(pool),
             )
             edges = numbering.edges[one]
@@ -340,7 +323,6 @@ class Deployer:
             leases = Leases(pool, segment.words, released, POOL_BLOCKS)
             arrays = UserMemory(pool, callers_half(pool))
             sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, declared, pool, leases, arrays)
-            mine = [plan for number, plan in enumerate(plans) if numbering.board_of[number] == one]
             load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools, user, released)
             key = ("Loaded", self.session, self._generation)
             waiting.append((one, self.fleet.monitor.request(workers[one], load, key)))
@@ -368,7 +350,7 @@ class Deployer:
                 for partition in blueprint.plan.partitions
             ],
             leases=tuple(side.leases for side in sides.values()),
-            edges_of=[[*(output["edge"] for output in plan.outputs), plan.done] for plan in plans],
+            edges_of=[[output["edge"] for output in plan.outputs if output["published"]] for plan in plans],
             partitions_of={one: {n for n, board in enumerate(numbering.board_of) if board == one} for one in used},
         )
         for one, future in waiting:

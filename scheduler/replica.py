@@ -20,12 +20,13 @@ from outrider.providers.wire.errors import BrokenEdgeError, WireError
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler.deploy import Blueprint, Deployer, Generation, WorkerSide
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.evidence import begun, first_impossible, first_void
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.scheduler.worker import Incarnation
-from outrider.shm.board import ENCODED, number_of, run_of
+from outrider.shm.board import ENCODED, VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import LayoutError, OutriderError
 from outrider.shm.spin import Spin
@@ -107,10 +108,10 @@ class Replica:
                 where="Failed.partition",
                 reason="not its own",
             )
-        begun = generation.begun(message.slot) if 0 <= message.slot < len(self.slots) else 0
-        if not 0 < message.run <= begun:
+        last = begun(generation, message.slot) if 0 <= message.slot < len(self.slots) else 0
+        if not 0 < message.run <= last:
             raise WireError(
-                f"it tells of run {message.run} of slot {message.slot}, where the last one is {begun}",
+                f"it tells of run {message.run} of slot {message.slot}, where the last one is {last}",
                 where="Failed.run",
                 reason="not begun",
             )
@@ -179,7 +180,7 @@ class Replica:
             told = self._told.wait_for(lambda: run in self._stories or self.death or self.closed, FAILURE_SECONDS)
             teller, found = self._stories.pop(run, (0, None))
         if isinstance(found, BrokenEdgeError):
-            return self._broken_edge(slot, teller, found)
+            return self._broken_edge(slot, run, teller, found)
         if found is not None:
             return found
         if self.death is not None:
@@ -188,7 +189,7 @@ class Replica:
             return SessionClosedError("the session was closed while a run was failing", what="session")
         generation = self.generation
         assert generation is not None
-        partition, board = generation.first_void(slot.index, run)
+        partition, board = first_void(generation, slot.index, run) or (0, generation.dones[0][0])
         return self.broken(
             board, f"partition {partition}", f"it is void, and nobody said why for {FAILURE_SECONDS:g} s"
         )
@@ -202,22 +203,25 @@ class Replica:
         assert generation is not None
         name = self._end(generation.sides[board], f"it broke the protocol: {value}: {reason}")
         return ProviderContractError(
-            f"provider {name} broke its contract and was ended: {value!r}, which it made, cannot be read: {reason}",
+            f"provider {name} broke its contract and was ended: what it told of {value!r} cannot be: {reason}",
             provider=name,
             node=value,
             expected="a value as declared, in memory of its own",
             got=reason,
         )
 
-    def end_those_ahead(self, slot: Slot, run: int) -> None:
-        """A word is of a run of the slot that nobody has begun: end the worker that wrote it, and those it misled."""
+    def end_the_impossible(self, slot: Slot, run: int) -> bool:
+        """End the worker that says of the slot's present run what cannot be, so that nobody waits for it; False if
+        none does."""
         generation = self.generation
         assert generation is not None
-        for position, board in enumerate(generation.ahead(slot.index, run)):
-            why = "misled by another worker, " if position else "it broke the protocol: "
-            self._end(generation.sides[board], f"{why}it told of a run after {run}, which nobody has begun")
+        found = first_impossible(generation, slot.index, run)
+        if found is not None:
+            board, reason = found
+            self._end(generation.sides[board], f"it broke the protocol: {reason}")
+        return found is not None
 
-    def _broken_edge(self, slot: Slot, teller: int, told: BrokenEdgeError) -> OutriderError:
+    def _broken_edge(self, slot: Slot, run: int, teller: int, told: BrokenEdgeError) -> OutriderError:
         """A worker could not read what another wrote. That one is blamed if it is so, else who says it."""
         generation = self.generation
         assert generation is not None
@@ -225,8 +229,11 @@ class Replica:
         declared = None if side is None else side.declared.edges.get(told.edge)
         if side is None or declared is None:
             return self.broken(teller, str(told.value), "it is said to come from where nothing does")
+        published = side.reader.word(told.edge, slot.index)
+        if run_of(published) != run or number_of(published) == VOID:
+            return self.broken(teller, declared.name, "it was not there to be read")
         try:
-            layout = side.reader.layout(told.edge, slot.index, number_of(side.reader.word(told.edge, slot.index)))
+            layout = side.reader.layout(told.edge, slot.index, number_of(published))
             if layout.kind == ENCODED:
                 value = values.decode(side.reader.memory_of(layout).view[layout.offset :][: layout.nbytes])
                 reason = value_misfit(declared, value)

@@ -326,7 +326,7 @@ class Runner:
                 word = read(edge, slot.index)
                 if run_of(word) != run:
                     if run_of(word) > run and replica.death is None:
-                        replica.end_those_ahead(slot, run)
+                        replica.end_the_impossible(slot, run)
                     break
                 failed = failed or number_of(word) == VOID
             else:

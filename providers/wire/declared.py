@@ -5,7 +5,7 @@ Dtypes and ranks are compared. Dimensions are not: models that were edited tell 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from outrider.providers.wire.dtypes import BY_NUMBER, is_string, is_tensor, numpy_dtype
 from outrider.providers.wire.graph import Value
-from outrider.shm.board import ENCODED, NONE, Layout
+from outrider.shm.board import ENCODED, NONE, OWN, Layout
 
 
 class Declarations:
@@ -29,14 +29,20 @@ class Declarations:
 
 
 class PooledDeclarations(Declarations):
-    """The same for a board whose values may lie in an output pool; all its blocks end before `limit`."""
+    """The same for a board of which some edges, `pooled`, may have their values in an output pool.
 
-    def __init__(self, edges: Mapping[int, Value], limit: int) -> None:
+    All blocks of the pool end before `limit`. What lies there in none is for whoever knows what was bound there.
+    """
+
+    def __init__(self, edges: Mapping[int, Value], pooled: Collection[int], limit: int) -> None:
         super().__init__(edges)
+        self._pooled = frozenset(pooled)
         self._limit = limit
 
     def misfit(self, edge: int, layout: Layout) -> str:
-        """`layout_misfit`, and whether its block, if it is in one, is among the blocks."""
+        """`layout_misfit`, and whether the value may lie where it does."""
+        if layout.memory != OWN and edge not in self._pooled:
+            return "it lies in an output pool, and is not for the caller only"
         if layout.block is not None and layout.offset + layout.nbytes > self._limit:
             return f"block {layout.block} ends at {layout.offset + layout.nbytes}, blocks lie below {self._limit}"
         return super().misfit(edge, layout)
