@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.providers.wire.messages import START
-from outrider.scheduler.deploy import Generation
+from outrider.scheduler.generation import Generation
 from outrider.shm.board import VOID, number_of, run_of
 
 

@@ -7,7 +7,7 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.errors import BrokenEdgeError
 from outrider.providers.wire.failures import error_from_plain, first_names
 from outrider.scheduler import errors
-from outrider.scheduler.deploy import Generation
+from outrider.scheduler.generation import Generation
 from outrider.shm.errors import OutriderError
 
 # What this module and the session say of themselves no worker can say: it does not even know those classes.

@@ -251,6 +251,7 @@ class Monitor(threading.Thread):
                 "device": worker.device,
                 "threads": worker.threads,
                 "incarnation": one.number,
+                "spare": one is worker.spare,
                 "parent": os.getpid(),
                 "coordinator": self._pidfd,
                 "doorbell": worker.bell.fileno(),
@@ -307,7 +308,7 @@ class Monitor(threading.Thread):
         try:
             self._router.send_multipart([one.identity, body])
         except zmq.ZMQError as error:
-            log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, error)
+            log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, str(error))
             self._kill(one, f"it could not be reached ({error})")
 
     def _receive(self) -> None:
@@ -319,7 +320,7 @@ class Monitor(threading.Thread):
         try:
             self._hear(one, messages.unpack(body))
         except (WireError, ProtocolMismatchError) as error:
-            log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, error)
+            log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, str(error))
             self._kill(one, f"it broke the protocol: {error}")
 
     def _hear(self, one: Incarnation, message: messages.Message) -> None:
@@ -500,6 +501,8 @@ def _key_of(message: messages.Message) -> tuple[Any, ...]:
         return ("Claims", message.session, message.round)
     if isinstance(message, messages.Loaded):
         return ("Loaded", message.session, message.generation)
+    if isinstance(message, messages.Resumed):
+        return ("Resumed", message.session, message.generation)
     if isinstance(message, messages.Unloaded):
         return ("Unloaded", message.session)
     if isinstance(message, messages.Stats):

@@ -18,11 +18,13 @@ from outrider.providers.wire import messages, values
 from outrider.providers.wire.declared import value_misfit
 from outrider.providers.wire.errors import BrokenEdgeError, WireError
 from outrider.providers.wire.failures import first_names
-from outrider.scheduler.deploy import Blueprint, Deployer, Generation, WorkerSide
+from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.evidence import begun, first_impossible, first_void
 from outrider.scheduler.failures import error_of
+from outrider.scheduler.generation import Generation, WorkerSide
 from outrider.scheduler.inplace import Admission, Targets
+from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.scheduler.worker import Incarnation
@@ -125,7 +127,7 @@ class Replica:
     def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
         """A worker died: every run of a generation that used it ends with this error."""
         generation = self.generation
-        if generation is None or died.worker.index + 1 not in generation.sides:
+        if generation is None or all(side.serving is not died for side in generation.sides.values()):
             return
         self.death = error
         self.ended = True
@@ -152,6 +154,8 @@ class Replica:
             slot.steady.clear()
             slot.repeated = slot.feeds = slot.targets = None
             slot.pending = 0
+        if self.generation is not None:
+            self.generation.close()
         self.generation = None
 
     def install(self, blueprint: Blueprint, generation: Generation) -> None:
@@ -161,9 +165,7 @@ class Replica:
         self.generation = generation
         self.death = None
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
-            death = side.worker.death
-            if death is not None and death.incarnation >= side.incarnation:
-                self.death = death
+            self.death = side.serving.death or self.death
         self.ended = self.closed or self.death is not None
 
     # Called by those who run -----------------------------------------------------------------------------------------
@@ -246,10 +248,11 @@ class Replica:
         return self.broken(teller, declared.name, f"it is well-formed, and yet: {told.reason}")
 
     def _end(self, side: WorkerSide, reason: str) -> str:
-        """End the incarnation of a side, unless it has been replaced; the worker's name."""
-        one = side.worker.current
-        if one.number == side.incarnation:
-            self.deployer.fleet.monitor.kill(one, reason)
+        """End the incarnation that writes on a side, and trust its generation no more; the worker's name."""
+        generation = self.generation
+        assert generation is not None
+        generation.spoilt = True
+        self.deployer.fleet.monitor.kill(side.serving, reason)
         return side.worker.name
 
     def died(self, slot: Slot, run: int, death: WorkerDiedError) -> WorkerDiedError:
