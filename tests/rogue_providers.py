@@ -1,5 +1,5 @@
-"""Providers that reach into the worker around them and say what no worker may say. They compute Relu, and `how` tells
-what they do when the first element of the input is -99, or when they are asked what they claim."""
+"""A provider that reaches into the worker around it and says what no worker may say: when it starts, is asked what it
+claims, compiles, or runs on an input whose first element is -99."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 import msgpack
 import numpy
 
-from outrider.providers.contract import Claim, Decline, Provider
-from outrider.providers.wire import messages
+from outrider.providers.contract import Claim, Provider
+from outrider.providers.wire import messages, values
 from outrider.providers.wire.failures import error_to_plain
 from outrider.shm.board import word
 
@@ -35,50 +35,64 @@ def say(body):
 
 
 def instead(kind, change):
-    """Send `change(message)`, or nothing for None, in place of each message of a kind."""
+    """Send `change(message)`, or nothing for None, in place of the next message of a kind."""
     me = worker()
+    speakers = [(me.control, "send"), *((loaded, "_send") for loaded in me.sessions.values())]
+    before = [getattr(one, name) for one, name in speakers]
 
     def changed(message):
-        message = change(message) if isinstance(message, kind) else message
+        if isinstance(message, kind):
+            message = change(message)
+            for (one, name), send in zip(speakers, before, strict=True):
+                setattr(one, name, send)
         if message is not None:
             say(message)
 
-    me.control.send = changed
-    for loaded in me.sessions.values():
-        loaded._send = changed
+    for one, name in speakers:
+        setattr(one, name, changed)
 
 
 class Rogue(Provider):
+    """Relu, and the operators of option `operators`. The file in option `order` says what it does next."""
+
     def setup(self, context):
         self.options = context.options
-        self.how = context.options.get("how", "")
-        if self.how.startswith("start: "):
-            START[self.how](context.options)
+        if self.order() in START:
+            START[self.order()]()
+
+    def order(self):
+        with open(self.options["order"]) as file:
+            return file.read()
 
     def claim(self, graph):
-        claims = [Claim([node]) for node in graph.nodes if node.op_type == "Relu"]
-        if self.how.startswith("claim: "):
-            instead(messages.Claims, lambda answer: dataclasses.replace(answer, **CLAIMS[self.how](answer)))
-        if self.how == "not convex":
-            first, middle, last = graph.nodes
-            claims = [Claim([first, last]), Decline(middle, "not mine")]
-        return claims
+        order = self.order()
+        nodes = [node for node in graph.nodes if node.op_type in self.options.get("operators", ["Relu"])]
+        if order in CLAIMS:
+            instead(messages.Claims, lambda answer: dataclasses.replace(answer, **CLAIMS[order](answer)))
+        if order == "claim: ends apart":
+            return [Claim([nodes[0], nodes[-1]])]
+        return [Claim([node]) for node in nodes]
 
     def compile(self, unit):
-        if self.how.startswith("load: "):
-            instead(messages.Loaded, lambda answer: dataclasses.replace(answer, refused=REFUSED[self.how]))
-        return self._run
+        order = self.order()
+        if order in REFUSED:
+            instead(messages.Loaded, lambda answer: dataclasses.replace(answer, refused=REFUSED[order]))
+        (node,) = unit.nodes
+        return lambda inputs: self._run(OPERATORS[node.op_type], inputs)
 
-    def _run(self, inputs):
-        if inputs[0].flat[0] == -99:
-            for name in self.how.split(" and "):
-                RUNS[name](self.options)
-        return [numpy.maximum(inputs[0], 0)]
+    def _run(self, operator, inputs):
+        if isinstance(inputs[0], numpy.ndarray) and inputs[0].flat[0] == -99:
+            RUNS[self.order()]()
+        return [operator(inputs[0])]
 
 
+OPERATORS = {
+    "Relu": lambda x: numpy.maximum(x, 0),
+    "SequenceConstruct": lambda x: [x],
+}
 START = {
-    "start: another protocol": lambda _: say(msgpack.packb({"type": "Hello", "protocol": 99})),
-    "start: another incarnation": lambda _: say(messages.Hello(os.getpid(), 7, False, False, None, {})),
+    "start: another protocol": lambda: say(msgpack.packb({"type": "Hello", "protocol": 99})),
+    "start: another incarnation": lambda: say(messages.Hello(os.getpid(), 7, False, False, None, {})),
 }
 
 ONE = {"nodes": [0], "reference": False, "cost": None}
@@ -143,64 +157,54 @@ def record(field, value):
         at, _ = board.version_at(edge, slot, number)
         board.words[at + field] = value
 
-    return lambda options: before_publishing(change)
+    return lambda: before_publishing(change)
 
 
-def bytes_of_value(offset, value):
-    """Write a byte into the encoded value."""
+def value_bytes(change):
+    """Have `change(view)` write over the bytes of an encoded value."""
 
-    def change(board, edge, slot, run, number):
+    def spoil(board, edge, slot, run, number):
         at, _ = board.version_at(edge, slot, number)
-        board._segment.view[board.words[at + 4] + offset] = value
+        offset, nbytes = board.words[at + 4 : at + 6]
+        change(board._segment.view[offset : offset + nbytes])
 
-    return lambda options: before_publishing(change)
+    return lambda: before_publishing(spoil)
 
 
-def done_word(of):
-    """Publish, in place of the done word, another."""
+def another_value(value):
+    def change(view):
+        body = b"".join(values.encode(value))
+        view[: len(body)] = body
 
-    def act(options):
+    return value_bytes(change)
+
+
+def words(done=word, value=word):
+    """Publish other words of (run, number) than those that are due."""
+
+    def act():
         loaded = session()
-        board, done = loaded._board, {lane.partition.done for lane in loaded._lanes.values()}
-        publish = board.publish
+        board, dones = loaded._board, {lane.partition.done for lane in loaded._lanes.values()}
 
         def changed(edge, slot, run, number):
-            publish(edge, slot, of(run) if edge in done else run, number)
+            board.words[board.index(edge, slot)] = (done if edge in dones else value)(run, number)
 
         board.publish = changed
 
     return act
 
 
-def value_word(of):
-    """Publish, in place of the word of a value, another one."""
-
-    def change(board, edge, slot, run, number):
-        board.words[board.index(edge, slot)] = of(run, number)
-
-    def act(options):
-        loaded = session()
-        board, done = loaded._board, {lane.partition.done for lane in loaded._lanes.values()}
-        publish = board.publish
-
-        def changed(edge, slot, run, number):
-            if edge in done:
-                publish(edge, slot, run, number)
-            else:
-                change(board, edge, slot, run, number)
-
-        board.publish = changed
-
-    return act
+def later(run, number):
+    return word(run + 1000, number)
 
 
-def void_without_a_story(options):
+def void_without_a_story():
     instead(messages.Failed, lambda message: None)
     raise ArithmeticError("nobody will know")
 
 
 def failed(**fields):
-    def act(options):
+    def act():
         loaded = session()
         ((number, slot), lane) = next(iter(loaded._lanes.items()))
         told = {"session": loaded.session, "generation": loaded.generation, "run": lane.last, "slot": slot}
@@ -213,7 +217,7 @@ def failed(**fields):
 def fails_as(kind, **fields):
     """Fail, and tell it as an error of this type."""
 
-    def act(options):
+    def act():
         told = {"type": kind, "message": "it was not me", "fields": fields, "traceback": ""}
         instead(messages.Failed, lambda message: dataclasses.replace(message, error=told))
         raise ArithmeticError("no")
@@ -221,31 +225,31 @@ def fails_as(kind, **fields):
     return act
 
 
-def close_descriptors(options):
+def close_descriptors():
     worker().channel.close()
 
 
-def close_control(options):
+def close_control():
     control = worker().control
     control._stopping = True
     control._wake.ring()
 
 
 RUNS = {
-    "": lambda options: None,
-    "garbage": lambda options: say(b"\xc1"),
-    "a list as a key": lambda options: say(b"\x81\x91\x01\x01"),
-    "keys of two kinds": lambda options: say(msgpack.packb({1: 2, "a": 3, "type": "Unloaded", "protocol": 1})),
-    "an unknown message": lambda options: say(msgpack.packb({"type": "Bribe", "protocol": messages.PROTOCOL})),
-    "a surplus field": lambda options: say(
+    "": lambda: None,
+    "garbage": lambda: say(b"\xc1"),
+    "a list as a key": lambda: say(b"\x81\x91\x01\x01"),
+    "keys of two kinds": lambda: say(msgpack.packb({1: 2, "a": 3, "type": "Unloaded", "protocol": 1})),
+    "an unknown message": lambda: say(msgpack.packb({"type": "Bribe", "protocol": messages.PROTOCOL})),
+    "a surplus field": lambda: say(
         msgpack.packb({"type": "Unloaded", "session": 1, "more": 1, "protocol": messages.PROTOCOL})
     ),
-    "our own message": lambda options: say(messages.Stop()),
-    "hello again": lambda options: say(messages.Hello(os.getpid(), 1, True, False, None, {})),
-    "start failed": lambda options: say(messages.StartFailed(1, "too late", "")),
-    "an answer to nothing": lambda options: say(messages.Stats(12345, {})),
-    "claims again": lambda options: say(messages.Claims(1, 1, [], [], None)),
-    "unloaded": lambda options: say(messages.Unloaded(1)),
+    "our own message": lambda: say(messages.Stop()),
+    "hello again": lambda: say(messages.Hello(os.getpid(), 1, True, False, None, {})),
+    "start failed": lambda: say(messages.StartFailed(1, "too late", "")),
+    "an answer to nothing": lambda: say(messages.Stats(12345, {})),
+    "claims again": lambda: say(messages.Claims(1, 1, [], [], None)),
+    "unloaded": lambda: say(messages.Unloaded(1)),
     "failed: of another": failed(partition=1),
     "failed: partition -1": failed(partition=-1),
     "failed: of a run to come": failed(run=1 << 40),
@@ -272,18 +276,23 @@ RUNS = {
     "record: nbytes": record(5, 4),
     "record: memory": record(6, 5 << 32),
     "record: block": record(6, 1),
-    "record: place in the pool": lambda options: record(6, session()._pool.memory << 32)(options),
+    "record: place in the pool": lambda: record(6, session()._pool.memory << 32)(),
     "record: rank": record(7, 1),
     "record: huge rank": record(7, 1 << 50),
     "record: dimension": record(8, 1 << 61),
-    "number 0": value_word(lambda run, number: word(run, 0)),
-    "number 17": value_word(lambda run, number: word(run, 17)),
-    "number 65535": value_word(lambda run, number: word(run, 65535)),
-    "value of the last run": value_word(lambda run, number: word(run - 1, number)),
-    "value of a run to come": value_word(lambda run, number: word(run + 1000, number)),
-    "done with a run to come": done_word(lambda run: run + 1000),
-    "encoded: header": bytes_of_value(7, 255),
-    "encoded: kind": bytes_of_value(9, 0x20),
+    "number 0": words(value=lambda run, number: word(run, 0)),
+    "number 17": words(value=lambda run, number: word(run, 17)),
+    "number 65535": words(value=lambda run, number: word(run, 65535)),
+    "value of the last run": words(value=lambda run, number: word(run - 1, number)),
+    "value of a run to come": words(value=later),
+    "done with a run to come": words(done=later),
+    "all of a run to come": words(later, later),
+    "encoded: length of the header": value_bytes(lambda view: view.__setitem__(7, 255)),
+    "encoded: no header": value_bytes(lambda view: view.__setitem__(8, 0xC1)),
+    "encoded: a map": another_value({1: numpy.float32(2)}),
+    "encoded: another dtype": another_value([numpy.zeros(2)]),
+    "encoded: a tensor": another_value(numpy.zeros(2, numpy.float32)),
+    "encoded: nothing": another_value(None),
     "closed descriptors": close_descriptors,
     "closed control": close_control,
 }
