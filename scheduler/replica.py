@@ -34,6 +34,7 @@ from outrider.shm.errors import LayoutError, OutriderError
 from outrider.shm.spin import Spin
 
 FAILURE_SECONDS = 30.0  # between a void word and the message that explains it
+END_SECONDS = 5.0  # for a worker that was killed to be gone
 STORIES = 256  # of runs whose callers had left
 
 
@@ -200,10 +201,13 @@ class Replica:
         """What to raise when a worker's board says of a value what cannot be.
 
         Who spoils its own board once may have spoilt it for good: the worker is ended, and the next run gets a new one.
+        That one shall not meet the end of this one, so it is waited for.
         """
         generation = self.generation
         assert generation is not None
         name = self._end(generation.sides[board], f"it broke the protocol: {value}: {reason}")
+        with self._lock:
+            self._told.wait_for(lambda: self.death is not None or self.closed, END_SECONDS)
         return ProviderContractError(
             f"provider {name} broke its contract and was ended: what it told of {value!r} cannot be: {reason}",
             provider=name,
