@@ -110,9 +110,8 @@ def test_a_result_that_cannot_be_read_blames_its_provider(stage: Stage) -> None:
 
 def test_a_value_that_cannot_be_read_blames_its_writer_not_its_reader(stage: Stage) -> None:
     with stage.open(chain("Relu", "Neg")) as session:
-        for how in RECORDS:
-            if how != "number 0":  # which is void
-                stage.blamed(session, how, "'v1'")
+        for how in ("record: pointers", "record: nothing", "record: place in the pool", "number 17"):
+            stage.blamed(session, how, "'v1'")
     assert stage.deaths("cpu") == 0
 
 
@@ -204,3 +203,47 @@ def test_a_reader_that_blames_for_nothing_is_blamed(stage: Stage) -> None:
     with stage.open(chain("Relu")) as session:
         for how in ("error: an edge of nobody", "error: an edge in words", "error: an edge that is right"):
             stage.blamed(session, how, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("claim: overlap", errors.ClaimError, "two claims on node 'n0'"),
+        ("claim: a million", errors.ClaimError, "two claims on node 'n0'"),
+        ("claim: node in a list", errors.ClaimError, "which was not shown"),
+        ("claim: ends apart", errors.ClaimError, "not convex: 'n1'"),
+        ("claim: error without a type", errors.ClaimBrokenError, "claim.. raised None: 3"),
+        ("claim: error of another", errors.ProviderContractError, "it was him"),
+        ("claim: error of ours", errors.ClaimBrokenError, "SessionClosedError: closed"),
+        ("claim: another round", errors.WorkerDiedError, "SIGKILL"),
+        ("claim: another session", errors.WorkerDiedError, "SIGKILL"),
+        ("load: another partition", errors.ProviderContractError, "unit that it was not given"),
+        ("load: partition -2", errors.ProviderContractError, "unit that it was not given"),
+        ("load: unit 9", errors.ProviderContractError, "unit that it was not given"),
+        ("load: partition in words", errors.ProviderContractError, "unit that it was not given"),
+        ("load: nothing said", errors.ProviderContractError, "unit that it was not given"),
+    ],
+)
+def test_a_false_answer_before_the_first_run(
+    stage: Stage, how: str, kind: type[errors.OutriderError], words: str
+) -> None:
+    stage.order.write_text(how)
+    with pytest.raises(kind, match=words) as caught:
+        stage.open(chain("Relu", "Neg", "Relu"))
+    assert caught.value.provider == SPEC
+    stage.order.write_text("")
+    limit = time.monotonic() + ENOUGH
+    while stage.fleet.health()[SPEC]["state"] == "ready" and how.startswith("load"):  # it was ended
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    with stage.open(chain("Relu", "Neg")) as session:
+        stage.settle(session)
+
+
+@pytest.mark.parametrize("how", list(rogue.START))
+def test_a_false_greeting_is_a_provider_that_did_not_start(tmp_path: Path, how: str) -> None:
+    order = tmp_path / "order"
+    order.write_text(how)
+    with pytest.raises(errors.ProviderUnavailableError, match="it broke the protocol|its probe .* failed") as caught:
+        Fleet([(SPEC, {"order": str(order)}), "cpu"])
+    assert caught.value.provider == SPEC
