@@ -17,6 +17,7 @@ from outrider.providers.wire.declared import PooledDeclarations
 from outrider.providers.wire.failures import error_from_plain, text_of
 from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.spans import Recorder
+from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.generation import Descriptors, Generation, WorkerSide
@@ -59,8 +60,16 @@ class Deployer:
         ids = self._weight_ids.setdefault(one, {})
         for segment, descriptor in self.weights.items():
             if segment not in ids:
-                (ids[segment],) = one.send_descriptors([descriptor])
+                (ids[segment],) = self._give(one, [descriptor])
         return dict(ids)
+
+    def _give(self, one: Incarnation, fds: list[int]) -> list[int]:
+        """`Incarnation.send_descriptors`; a worker that cannot be given any is ended if it lives on."""
+        try:
+            return one.send_descriptors(fds)
+        except WorkerDiedError:
+            self.fleet.monitor.end_if_deaf(one)
+            raise
 
     @spanned("deploy")
     def deploy(self, blueprint: Blueprint) -> Generation:
@@ -309,7 +318,7 @@ class Deployer:
                 *(bell.fileno() for bell in self.slot_bells),
                 pools[own],
             ]
-            ids = iter(one.send_descriptors(fds))
+            ids = iter(self._give(one, fds))
         finally:
             for fd in reopened:
                 os.close(fd)

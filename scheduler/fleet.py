@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire import messages
+from outrider.scheduler import counters
 from outrider.scheduler.cores import thread_share, usable_cores
 from outrider.scheduler.errors import (
     ForkedSessionError,
@@ -223,7 +224,7 @@ class Fleet:
         number = next(self._numbers)
         future = self._monitor.request(worker, messages.StatsRequest(number), ("Stats", number))
         try:
-            data: dict[str, Any] = future.result(STATS_SECONDS).data
+            data = counters.checked(future.result(STATS_SECONDS).data)
         except (TimeoutError, OutriderError) as error:
             log.warning("worker %s tells no counters: %s", worker.name, error or f"busy for {STATS_SECONDS:g} s")
             return {}

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from outrider.shm.progress import ProgressReader, create_progress
 log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
+DEATH_MILLISECONDS = 250  # between the end of a process's descriptors and that of its pidfd: microseconds
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
 # Without the folders of argv[3] while a worker imports itself: a numpy.py beside a model is not NumPy.
 _BOOT = (
@@ -128,6 +130,10 @@ class Monitor(threading.Thread):
         """End a process that does not answer, for this reason."""
         one = _present(which)
         self.call(lambda: self._kill(one, reason))
+
+    def end_if_deaf(self, one: Incarnation) -> None:
+        """It takes no descriptors any more: that is its death, of which nobody was told yet, or the reason for it."""
+        self.call(lambda: self._end_if_deaf(one))
 
     def start_worker(self, worker: Worker) -> Incarnation:
         """Start the worker's next incarnation, which is the present one from now on."""
@@ -396,6 +402,14 @@ class Monitor(threading.Thread):
                 listener.on_death(one, error)
         else:
             log.warning("the spare of worker %s died: %s", name, error)
+
+    def _end_if_deaf(self, one: Incarnation) -> None:
+        if one.pidfd < 0:
+            return
+        poll = select.poll()
+        poll.register(one.pidfd, select.POLLIN)
+        if not poll.poll(DEATH_MILLISECONDS):
+            self._kill(one, "it broke the protocol: it closed its channel for descriptors")
 
     def _kill(self, one: Incarnation, reason: str = "") -> None:
         if one.process is not None and one.process.returncode is None:

@@ -235,7 +235,23 @@ def close_control():
     control._wake.ring()
 
 
+def counts(data):
+    """Tell these counters when asked next."""
+    return lambda: instead(messages.Stats, lambda answer: dataclasses.replace(answer, data=data))
+
+
+COUNTERS = {
+    "counters: none": counts({}),
+    "counters: a list of sessions": counts({"provider": {}, "sessions": [1]}),
+    "counters: in words": counts({"provider": {}, "sessions": {"1": {"bound": "many"}}}),
+    "counters: a partition in words": counts({"provider": {}, "sessions": {"1": {"partitions": [["0", 1, 1.0]]}}}),
+    "counters: a short partition": counts({"provider": {}, "sessions": {"1": {"partitions": [[0]]}}}),
+    "counters: an operator in a list": counts({"provider": {}, "sessions": {"1": {"operators": [["a", 1]]}}}),
+    "counters: no session": counts({"provider": [], "sessions": {"1": None}}),
+}
+
 RUNS = {
+    **COUNTERS,
     "": lambda: None,
     "garbage": lambda: say(b"\xc1"),
     "a list as a key": lambda: say(b"\x81\x91\x01\x01"),

@@ -52,6 +52,12 @@ class Stage:
     def deaths(self, name: str = SPEC) -> int:
         return int(self.fleet.health()[name]["deaths"])
 
+    def until_it_died(self, times: int, how: str = "") -> None:
+        limit = time.monotonic() + ENOUGH
+        while self.deaths() < times:
+            assert time.monotonic() < limit, how
+            time.sleep(0.01)
+
     def settle(self, session: InferenceSession) -> None:
         """The rogue behaves again: runs are right after those few that meet the end of its last incarnation."""
         self.order.write_text("")
@@ -167,10 +173,7 @@ def test_a_message_out_of_place_ends_who_sends_it(stage: Stage, caplog: pytest.L
             caplog.clear()
             before = stage.deaths()
             stage.heard(session, how)
-            limit = time.monotonic() + ENOUGH
-            while stage.deaths() == before:
-                assert time.monotonic() < limit, how
-                time.sleep(0.01)
+            stage.until_it_died(before + 1, how)
             assert f"worker {SPEC} broke the protocol" in caplog.text, how
         stage.settle(session)
 
@@ -232,10 +235,8 @@ def test_a_false_answer_before_the_first_run(
         stage.open(chain("Relu", "Neg", "Relu"))
     assert caught.value.provider == SPEC
     stage.order.write_text("")
-    limit = time.monotonic() + ENOUGH
-    while stage.fleet.health()[SPEC]["state"] == "ready" and how.startswith("load"):  # it was ended
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    if how.startswith("load"):
+        stage.until_it_died(1)
     with stage.open(chain("Relu", "Neg")) as session:
         stage.settle(session)
 
@@ -247,3 +248,28 @@ def test_a_false_greeting_is_a_provider_that_did_not_start(tmp_path: Path, how: 
     with pytest.raises(errors.ProviderUnavailableError, match="it broke the protocol|its probe .* failed") as caught:
         Fleet([(SPEC, {"order": str(order)}), "cpu"])
     assert caught.value.provider == SPEC
+
+
+def test_a_worker_that_takes_no_descriptors_is_ended(stage: Stage) -> None:
+    with stage.open(chain("Relu")) as session:
+        stage.heard(session, "closed descriptors")
+        stage.settle(session)
+        with pytest.raises(errors.WorkerDiedError) as caught:
+            stage.open(chain("Relu", "Neg"))
+        assert caught.value.provider == SPEC
+        stage.until_it_died(1)
+        stage.settle(session)
+    with stage.open(chain("Relu", "Neg")) as session:
+        stage.settle(session)
+    assert stage.deaths() == 1
+
+
+def test_counters_that_are_none_are_told_of_and_left_out(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    with stage.open(chain("Relu", "Neg")) as session:
+        for how in rogue.COUNTERS:
+            stage.heard(session, how)
+            caplog.clear()
+            assert session.stats()["providers"][SPEC] == {}
+            assert f"worker {SPEC} tells no counters: counters are malformed" in caplog.text, how
+        stage.settle(session)
+        assert session.stats()["providers"][SPEC]["bound"] > 0
