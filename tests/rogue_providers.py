@@ -107,7 +107,7 @@ CLAIMS = {
     "claim: no nodes": lambda answer: {"claims": [{"cost": 1.0}]},
     "claim: one node twice": lambda answer: {"claims": [{**ONE, "nodes": [0, 0]}]},
     "claim: overlap": lambda answer: {"claims": [ONE, ONE]},
-    "claim: a million": lambda answer: {"claims": [ONE] * 1_000_000},
+    "claim: a hundred thousand": lambda answer: {"claims": [ONE] * 100_000},
     "claim: and decline": lambda answer: {"claims": [ONE], "declines": [{"node": 0, "reason": "no"}]},
     "claim: decline of the unknown": lambda answer: {"declines": [{"node": 17, "reason": "no"}]},
     "claim: decline in a list": lambda answer: {"declines": [{"node": [0], "reason": "no"}]},

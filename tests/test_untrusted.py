@@ -212,7 +212,7 @@ def test_a_reader_that_blames_for_nothing_is_blamed(stage: Stage) -> None:
     ("how", "kind", "words"),
     [
         ("claim: overlap", errors.ClaimError, "two claims on node 'n0'"),
-        ("claim: a million", errors.ClaimError, "two claims on node 'n0'"),
+        ("claim: a hundred thousand", errors.ClaimError, "two claims on node 'n0'"),
         ("claim: node in a list", errors.ClaimError, "which was not shown"),
         ("claim: ends apart", errors.ClaimError, "not convex: 'n1'"),
         ("claim: error without a type", errors.ClaimBrokenError, "claim.. raised None: 3"),
