@@ -152,7 +152,7 @@ def test_a_run_that_nobody_began_ends_who_tells_of_it(stage: Stage) -> None:
             for _ in range(3):
                 session.run(None, {"x": np.ones_like(BAD)})  # the caller's side is in its steady state then
             stage.order.write_text(how)
-            with pytest.raises(errors.WorkerDiedError) as caught:
+            with pytest.raises(errors.ProviderContractError, match="the last one begun") as caught:
                 session.run(None, {"x": BAD})
             assert caught.value.provider == SPEC
             stage.settle(session)
