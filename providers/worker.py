@@ -50,6 +50,7 @@ from outrider.shm.progress import CLAIM, LOAD, START, STOP, ProgressWriter
 from outrider.shm.spin import Spin
 
 EXIT_START = 3  # the provider did not start; the coordinator does not try again
+EXIT_CONTROL = 4
 DESCRIPTOR_SECONDS = 30.0
 
 _NO_SPIN = Spin(0)
@@ -83,6 +84,13 @@ class Control(threading.Thread):
         self._wake.ring()
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:  # nobody could reach this worker any more, nor hear of it
+            log.critical("the control thread of a worker failed", exc_info=True)
+            os._exit(EXIT_CONTROL)
+
+    def _serve(self) -> None:
         """Until `finish`, or until the coordinator is gone, which ends the process."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)

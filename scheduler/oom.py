@@ -13,12 +13,22 @@ Workers are in the cgroup of the process that started them. (One whose `wrap` mo
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from outrider.shm.memory import memory_groups
 
 _NAMES = ("memory.events", "memory.oom_control")
 _SYSTEM = "proc/vmstat"
+# Python, NumPy, C++, the C library, OpenBLAS.
+_WORDS = re.compile(
+    r"MemoryError|unable to allocate|bad_alloc|cannot allocate memory|out of memory|memory allocation", re.IGNORECASE
+)
+
+
+def says_so(text: str) -> bool:
+    """Whether what a process wrote speaks of memory that it was refused. That alone proves nothing."""
+    return _WORDS.search(text) is not None
 
 
 def oom_kills(text: str) -> int | None:

@@ -160,7 +160,8 @@ class SessionOptions(_Options):
       raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
-    - `deadline`, `partition_deadline`: of each run that has none of its own, see RunOptions.
+    - `deadline`, `partition_deadline`: of each run that has none of its own, see RunOptions; the latter also of those
+      that `warmup` makes.
     - `max_in_flight`: 1 to 64 runs at once, but at least one per replica. Others wait in the order in which they were
       asked for, `queue_size` of them at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run
       raise QueueFullError.
@@ -219,7 +220,6 @@ class SessionOptions(_Options):
         self._mapping("config", str, "str")
         self._apply_config()
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
-        
 
     @property
     def spin_us(self) -> int:
@@ -299,7 +299,7 @@ class ProviderSpec(_Options):
       asked for, used or not, stacks and buffers of threads included (RLIMIT_DATA). Outrider refuses shared memory
       beyond it, by what the worker has touched of any, weights in the model file included; files of external weights
       do not count. A kernel that is refused memory raises OutOfMemoryError.
-    - `wrap`: a command that the worker is started by, such as `["gdb", "--args"]`, `["valgrind"]`, `["strace", "-f"]`:
+    - `wrap`: a command that the worker is started by, such as `["gdb", "--args"]`, `["strace", "-f"]`, `["nice"]`:
       it gets the worker's own command line behind its arguments, and must run it with the descriptors it inherits.
     - `debug`: the worker may leave a core dump, has no deadline for its start, claims, loading and partitions, and
       writes to this process's standard output and error instead of `logging`. With `wrap` it has its standard input

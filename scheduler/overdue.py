@@ -2,11 +2,13 @@
 
 A run whose deadline has passed, or that was cancelled, is *given up*: the word that cancels it is published, its caller
 goes, and its slot drains by itself as workers come to their next step. Whoever still shows that run `GRACE` seconds
-later has a kernel that does not return, and is killed; what becomes of its other runs is no matter of this module.
+later has a kernel that does not return, and is killed; so is one that could go on with it and does not, because its
+process is stopped. What becomes of their other runs is no matter of this module.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.messages import CANCEL
-from outrider.scheduler.dumps import end_with_stack, stacks
+from outrider.scheduler.dumps import SECONDS, end_with_stack, stacks
 from outrider.scheduler.errors import RunTimeoutError
 from outrider.shm.board import run_of
-from outrider.shm.progress import RUN, same_session
+from outrider.shm.progress import IDLE, RUN, same_session
 
 if TYPE_CHECKING:
+    from outrider.scheduler.generation import Generation
     from outrider.scheduler.monitor import Monitor
     from outrider.scheduler.replica import Slot
     from outrider.scheduler.watching import Watch
@@ -30,12 +33,21 @@ GRACE = 1.0  # seconds from giving a run up until a worker that still shows it i
 
 @dataclass(frozen=True)
 class Working:
-    """A worker, and where it is in a run. `step`: the position of the unit within the partition."""
+    """A worker, and where it is in a run.
+
+    `step`: the position of the unit within the partition; None if it has not begun the partition, though it waits for
+    nothing and the worker does nothing else.
+    """
 
     one: Incarnation
     partition: int
-    step: int
+    step: int | None
     nodes: list[str]
+
+    @property
+    def key(self) -> tuple[Incarnation, int, bool]:
+        """What stays the same while it does not get on to another partition."""
+        return self.one, self.partition, self.step is None
 
     def plain(self, stack: str) -> dict[str, Any]:
         """An entry of `RunTimeoutError.running`."""
@@ -50,24 +62,39 @@ class Working:
 
 
 def working(slot: Slot, run: int) -> list[Working]:
-    """The workers that show a partition of this run of a slot. From any thread."""
-    replica = slot.replica
-    generation = replica.generation
+    """The workers that show a partition of this run of a slot, or could begin one. From any thread."""
+    generation = slot.replica.generation
+    if generation is None:
+        return []
     found: list[Working] = []
-    for board, side in ({} if generation is None else generation.sides).items():
-        one = side.serving
-        progress = one.progress
-        if generation is None or progress is None or not one.alive:
+    for board, side in generation.sides.items():
+        progress = side.serving.progress
+        if progress is None or not side.serving.alive:
             continue
         doing = progress.read()
-        number = doing.partition
-        if doing.kind != RUN or doing.slot != slot.index or not same_session(doing.session, replica.deployer.session):
+        number: int | None
+        if doing.kind == IDLE:
+            number, step = _next(generation, board, slot.index, run), None
+        elif (
+            doing.kind == RUN
+            and doing.slot == slot.index
+            and same_session(doing.session, slot.replica.deployer.session)
+        ):
+            number, step = doing.partition, doing.step
+        else:
             continue
-        if number not in generation.partitions_of[board]:
-            continue
-        if run_of(generation.done(number, slot.index)) != run:
-            found.append(Working(one, number, doing.step, generation.partition_nodes[number]))
+        if number in generation.partitions_of[board] and run_of(generation.done(number, slot.index)) != run:
+            found.append(Working(side.serving, number, step, generation.partition_nodes[number]))
     return found
+
+
+def _next(generation: Generation, board: int, slot: int, run: int) -> int | None:
+    """The first partition of a worker that has not served the run although all that it reads is there."""
+    for number in generation.owed(board, slot, run):
+        inputs = generation.plans[number].inputs
+        if all(run_of(generation.word(one["board"], one["edge"], slot)) == run for one in inputs):
+            return number
+    return None
 
 
 def give_up(slot: Slot, run: int) -> None:
@@ -95,9 +122,11 @@ def wait(slot: Slot, run: int, watch: Watch) -> None:
         raise _timed_out(slot, run, watch)
     if watch.stall is not None:
         seconds = watch.stall.seconds
-        shown = {(one.one, one.partition): one for one in working(slot, run)}
+        shown = {one.key: one for one in working(slot, run)}
         for key in watch.stall.look(time.monotonic(), shown):
-            _end(slot, run, shown[key], f"partition {key[1]} ran longer than its partition_deadline of {seconds:g} s")
+            late = shown[key]
+            how = "ran longer than" if late.step is not None else "did not begin within"
+            _end(slot, run, late, f"partition {late.partition} {how} its partition_deadline of {seconds:g} s")
     slot.bell.wait(watch.block())
 
 
@@ -115,8 +144,9 @@ def _timed_out(slot: Slot, run: int, watch: Watch) -> RunTimeoutError:
     told = [one.plain(stack) for one, stack in zip(at_it, _stacks(slot, at_it), strict=True)]
     lines = [f"the run took longer than its deadline of {watch.deadline:g} s."]
     for entry in told:
-        where = f"partition {entry['partition']} ({first_names(entry['nodes'])}), unit {entry['step']}"
-        lines.append(f"Worker {entry['provider']} (incarnation {entry['incarnation']}) was at {where}.")
+        where = f"partition {entry['partition']} ({first_names(entry['nodes'])})"
+        where = f"had not begun {where}" if entry["step"] is None else f"was at {where}, unit {entry['step']}"
+        lines.append(f"Worker {entry['provider']} (incarnation {entry['incarnation']}) {where}.")
         if entry["stack"]:
             lines.append(f"Its Python stack:\n{entry['stack']}")
     if not told:
@@ -130,16 +160,18 @@ def _stacks(slot: Slot, at_it: list[Working]) -> list[str]:
 
 def _end_those_at(monitor: Monitor, slot: Slot, run: int) -> None:
     """On the monitor's thread."""
-    if slot.pending == run:
-        for one in working(slot, run):
-            why = f"its run was given up {GRACE:g} s before, and partition {one.partition} did not come to an end"
+    for one in working(slot, run) if slot.pending == run else ():
+        how = "begin" if one.step is None else "come to an end"
+        why = f"its run was given up {GRACE:g} s before, and partition {one.partition} did not {how}"
+        if one.step is None:  # it may just have been woken
+            monitor.call_later(SECONDS, functools.partial(_end, slot, run, one, why, spared=True))
+        else:
             _end(slot, run, one, why, spared=True)
 
 
 def _end(slot: Slot, run: int, late: Working, reason: str, spared: bool = False) -> None:
     def still() -> bool:
-        here = working(slot, run) if slot.pending == run else []
-        return any(one.one is late.one and one.partition == late.partition for one in here)
+        return slot.pending == run and any(one.key == late.key for one in working(slot, run))
 
     end_with_stack(_monitor(slot), late.one, reason, still, spared)
 

@@ -42,7 +42,7 @@ from outrider.scheduler.strategy import replicas
 from outrider.scheduler.supervisor import Supervisor
 from outrider.scheduler.trace import Tracing
 from outrider.scheduler.warming import LEARNINGS, Checked, largest_sizes, made_feeds, run_everywhere, timed_partitions
-from outrider.scheduler.watching import Watch, watch_for, watched
+from outrider.scheduler.watching import UNLIMITED, Watch, watch_for
 from outrider.scheduler.worker import Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
@@ -105,8 +105,6 @@ class InferenceSession:
             if not workers:
                 raise ProviderUnavailableError("no provider of this session has started", reason="none started")
             self._fleet = fleet
-            for worker in workers:
-                fleet.revive(worker)
             self._resources.workers = workers
             self._runner = self._replicated(loaded, fleet, workers, chosen)
             for replica in self._runner.replicas:
@@ -163,7 +161,7 @@ class InferenceSession:
             self._check_open()
         if run_options is None and not self._limited:
             return self._run(*self._checked(output_names, input_feed))
-        with watched(checked_run_options(run_options), self._options) as watch:
+        with watch_for(checked_run_options(run_options), self._options) or UNLIMITED as watch:
             return self._run(*self._checked(output_names, input_feed), watch=watch)
 
     def run_async(
@@ -211,7 +209,7 @@ class InferenceSession:
         self._check_open()
         if not isinstance(binding, IOBinding) or binding.session is not self:
             raise invalid_option("binding", binding, "an IOBinding of this session")
-        with watched(checked_run_options(run_options), self._options) as watch:
+        with watch_for(checked_run_options(run_options), self._options) or UNLIMITED as watch:
             binding.finish(self._run(*binding.prepare(), watch=watch))
 
     def run_with_ort_values(
@@ -267,7 +265,7 @@ class InferenceSession:
             self._runner.slots.take_all()
             try:
                 self._check_open()
-                run_everywhere(self._runner, checked, self._defaults)
+                run_everywhere(self._runner, checked, self._defaults, self._options)
                 self._learn(checked)
                 return
             except RunAgain as again:
@@ -291,7 +289,7 @@ class InferenceSession:
             if (plan.partitions, plan.units) == (present.partitions, present.units):
                 return
             self._resources.supervisors[replica].place(blueprint)
-            run_everywhere(self._runner, checked, self._defaults)
+            run_everywhere(self._runner, checked, self._defaults, self._options)
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

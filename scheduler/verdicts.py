@@ -22,7 +22,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from typing import Any
 
 from outrider import __version__
 from outrider.scheduler import cache
+from outrider.scheduler.oom import says_so
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.provider_file import provider_file
 from outrider.scheduler.specs import target
@@ -41,7 +41,6 @@ MOST = 256  # verdicts that are kept
 KEPT_STORY = 4000  # characters
 FORMAT = 1
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
-_SHORT_OF_MEMORY = re.compile(r"out of memory|bad_alloc|cannot allocate memory|MemoryError", re.IGNORECASE)
 # By these a loader finds libraries: who changes them to mend a crash must not be told of the old one.
 _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
@@ -72,7 +71,7 @@ class Verdict:
     @property
     def passing(self) -> bool:
         """Whether what was wrong may have been the machine's fault: too little time, or memory."""
-        return self.cause == "late" or bool(_SHORT_OF_MEMORY.search(self.reason + self.story))
+        return self.cause == "late" or says_so(self.reason + self.story)
 
 
 def kept_seconds(verdict: Verdict) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.scheduler.cancelling import CancelToken
@@ -18,6 +18,9 @@ from outrider.scheduler.options import RunOptions, SessionOptions
 from outrider.scheduler.stalls import Stall
 
 LOOKS = 4  # in the time that a partition may take
+LONGEST = 86400.0  # seconds that anybody blocks at once: what the system can count
+UNLIMITED: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+"""The context of a run without a Watch."""
 
 
 class Watch:
@@ -53,7 +56,12 @@ class Watch:
             token._detach(self.wake)
 
     def __enter__(self) -> Watch:
-        return self.open()
+        """For a caller that waits for its run. Raises RunCancelledError if a token was used before."""
+        self.open()
+        if self.cancelled:
+            self.close()
+            self.left("before it began")
+        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -80,7 +88,7 @@ class Watch:
         return self.cancelled or (self.ends is not None and time.monotonic() >= self.ends)
 
     def left(self, where: str) -> float | None:
-        """Seconds left, None without a deadline. Raises RunTimeoutError and RunCancelledError, of a run not sent yet.
+        """Seconds left to block, None for no limit. Raises RunTimeoutError, RunCancelledError, of a run not sent yet.
 
         `where`: what it does now, 'while it waited for ...'.
         """
@@ -96,14 +104,14 @@ class Watch:
                 deadline=self.deadline,
                 running=[],
             )
-        return left
+        return min(left, LONGEST)
 
     def block(self) -> float | None:
         """Seconds until somebody must look at the run in flight; None to block until woken."""
         times = [] if self.ends is None else [max(0.0, self.ends - time.monotonic())]
         if self.stall is not None:
             times.append(self.stall.seconds / LOOKS)
-        return min(times, default=None)
+        return min([*times, LONGEST]) if times else None
 
 
 def watch_for(given: RunOptions, session: SessionOptions, *tokens: CancelToken) -> Watch | None:
@@ -113,15 +121,3 @@ def watch_for(given: RunOptions, session: SessionOptions, *tokens: CancelToken) 
     if given.cancel is not None:
         tokens = (*tokens, given.cancel)
     return Watch(deadline, partition, tokens) if deadline or partition or tokens else None
-
-
-@contextlib.contextmanager
-def watched(given: RunOptions, session: SessionOptions) -> Iterator[Watch | None]:
-    """`watch_for` of a run that its caller waits for, open. Raises RunCancelledError if a token was used before."""
-    watch = watch_for(given, session)
-    if watch is None:
-        yield None
-        return
-    with watch:
-        watch.left("before it began")
-        yield watch

@@ -26,7 +26,7 @@ from outrider.scheduler.story import Facts
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError
-from outrider.shm.progress import IDLE, Doing, ProgressReader
+from outrider.shm.progress import NOTHING, Doing, ProgressReader
 from outrider.shm.stackfile import StackFile
 
 
@@ -78,7 +78,7 @@ class Incarnation:
 
     def doing(self) -> Doing:
         """What it is doing, or was when it died."""
-        return IDLE if self.progress is None else self.progress.read()
+        return NOTHING if self.progress is None else self.progress.read()
 
     def send_descriptors(self, fds: list[int]) -> list[int]:
         """Send duplicates; the ids that messages may name them by. Raises WorkerDiedError when it is gone."""

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 from outrider.shm.segment import PAGE, Segment, create_segment
 
+IDLE = 0
 RUN = 1
 START = 2
 CLAIM = 3
 LOAD = 4
 STOP = 5
-PHASES = {0: "idle", RUN: "run", START: "start", CLAIM: "claim", LOAD: "load", STOP: "stop"}
+PHASES = {IDLE: "idle", RUN: "run", START: "start", CLAIM: "claim", LOAD: "load", STOP: "stop"}
 """Kind -> the word for it in errors and reports."""
 
 WHAT = 0
@@ -57,7 +58,7 @@ class Doing:
         return PHASES.get(self.kind, "idle")
 
 
-IDLE = Doing(0, 0, 0, 0, 0)
+NOTHING = Doing(0, 0, 0, 0, 0)
 
 
 def create_progress() -> int:

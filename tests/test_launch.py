@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.scheduler import InferenceSession, ProviderSpec, errors
+from outrider.scheduler import InferenceSession, ProviderSpec, SessionOptions, errors
 from outrider.scheduler.options import smallest_memory
 from tests.builders import chain, model, node, tensor
 from tests.leaks import worker_pids
@@ -56,6 +56,16 @@ def test_a_worker_that_is_debugged_may_leave_a_core_dump() -> None:
     assert told(debug=True)["core"] == hard
 
 
+def test_a_worker_that_is_debugged_has_time_and_writes_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    loud = spec("Loud", debug=True, options={"line": b"hello from native code\n"})
+    hurry = SessionOptions(start_deadline=1e-3, claim_deadline=1e-3, load_deadline=1e-3)
+    with InferenceSession(IDENTITY, providers=[loud], options=hurry) as session:
+        session.run(None, {"x": X * 64})
+    assert "hello from native code\n" in capfd.readouterr().err
+    with pytest.raises(errors.ProviderUnavailableError, match="did not start within"):
+        InferenceSession(IDENTITY, providers=[spec("Loud")], options=hurry)
+
+
 def test_what_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1000})  # a core that is taken away then
     with pytest.raises(errors.ProviderUnavailableError, match=r"the system refuses cpus=\[1000\]") as caught:
@@ -80,7 +90,6 @@ def test_a_kernel_that_is_refused_memory_raises_and_the_worker_lives() -> None:
         assert session.health()[f"{FILE}:Greedy"]["deaths"] == 0
 
 
-@pytest.mark.fast
 def test_native_code_that_aborts_for_want_of_memory_is_told_as_that() -> None:
     provider = spec("Greedy", memory_limit=limit(), threads=1, options={"how": "native"})
     error = death_in_a_run(provider, X * 4000)
@@ -122,7 +131,6 @@ def test_a_wrapper_that_is_not_there_is_named() -> None:
     assert caught.value.provider == "cpu"
 
 
-@pytest.mark.fast
 def test_a_wrapped_worker_has_its_descriptors_and_says_what_the_wrapper_did() -> None:
     wrap = ["env", "OUTRIDER_TEST_WRAPPED=yes", "nice", "-n", "3"]
     assert told(wrap=wrap)["nice"] == 3
@@ -187,8 +195,7 @@ def test_gdb_shows_where_it_crashed(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 # What is left at the end ------------------------------------------------------------------------------------------
-@pytest.mark.fast
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT"])
+@pytest.mark.parametrize("name", [pytest.param("SIGSEGV", marks=pytest.mark.fast), "SIGABRT"])
 def test_a_crash_leaves_its_stack_and_what_native_code_wrote(name: str) -> None:
     error = death_in_a_run(spec("Crashes", options={"signal": name}))
     assert (error.signal, error.phase, error.partition, error.nodes, error.device) == (name, "run", 0, ["n0"], 0)
@@ -211,6 +218,18 @@ def test_a_crash_at_the_start_leaves_them_too() -> None:
         InferenceSession(IDENTITY, providers=[spec("Crashes", options={"signal": "SIGSEGV", "phase": "start"})])
     assert "in setup" in str(caught.value)
     assert "native: 7 is poisoned" in str(caught.value)
+
+
+def test_a_worker_that_cannot_be_reached_any_more_ends() -> None:
+    with InferenceSession(chain("Relu")) as session:
+        session.run(None, {"x": X})
+        monitor, one = session._fleet.monitor, session._fleet.workers[0].current
+        monitor.call(lambda: monitor._send(one, b"no message"))
+        with pytest.raises(errors.WorkerDiedError) as caught:
+            while True:
+                session.run(None, {"x": X})
+    assert (caught.value.exit_code, caught.value.signal) == (4, None)
+    assert "the control thread of a worker failed" in caught.value.stderr and "WireError" in caught.value.stderr
 
 
 def test_a_worker_killed_from_outside_is_not_said_to_be_out_of_memory() -> None:

@@ -60,7 +60,7 @@ def test_damaged_text_is_shown_with_replacements() -> None:
 
 
 @pytest.mark.fast
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 3 * LINES), st.floats(0, 2), st.booleans()), max_size=8))
 def test_every_line_is_logged_or_counted(writes: list[tuple[int, float, bool]]) -> None:
     """`writes`: how many lines, how long after the write before, whether the last one is ended only by the next."""

@@ -74,6 +74,8 @@ def test_a_missing_stack_is_explained_only_where_there_should_be_one() -> None:
         (replace(CRASH, code=-6, stderr="what():  std::bad_alloc"), False),  # no limit of ours
         (replace(CRASH, code=-6, stderr="what():  std::bad_alloc", memory_limit=1 << 30), True),
         (replace(CRASH, code=1, stderr="Cannot allocate memory", memory_limit=1 << 30), True),
+        (replace(CRASH, code=1, stderr="OpenBLAS error: Memory allocation still failed", memory_limit=1 << 30), True),
+        (replace(CRASH, code=1, stderr="Unable to allocate 3.7 GiB", memory_limit=1 << 30), True),
         (replace(CRASH, code=-6, stderr="assertion failed", memory_limit=1 << 30), False),
     ],
 )

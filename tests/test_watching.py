@@ -16,7 +16,7 @@ from outrider.scheduler.asynchronous import RunFuture
 from outrider.scheduler.dumps import complete
 from outrider.scheduler.slots import Hold, Slots, Ticket
 from outrider.scheduler.stalls import Stall
-from outrider.scheduler.watching import LOOKS, Watch, watch_for
+from outrider.scheduler.watching import LONGEST, LOOKS, Watch, watch_for
 
 pytestmark = pytest.mark.fast
 
@@ -42,6 +42,7 @@ def test_what_the_run_says_goes_before_what_the_session_says() -> None:
 
 def test_who_waits_is_told_how_long() -> None:
     assert Watch(None, 2).block() == 2 / LOOKS
+    assert Watch(1e300, 1e300).block() == Watch(1e300, None).left("now") == LONGEST
     soon = Watch(SOON, 2)
     left = soon.block()
     assert left is not None and 0 <= left <= SOON
