@@ -22,6 +22,7 @@ from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler import recovery, story
 from outrider.scheduler.errors import OutriderError, SessionClosedError, WorkerDiedError
+from outrider.scheduler.evidence import set_right
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.replica import Outage, Replica, Slot
@@ -246,6 +247,9 @@ class Supervisor:
             return recovery.Lost(board, 0.0)
         if not one.muster.complete(min(self.deployer.deadline, MUSTER_SECONDS)):
             log.warning("another session has not loaded its part into worker %s; this one goes on", one.worker.name)
+        if board in generation.spoilt:
+            set_right(generation, board)
+            generation.spoilt.discard(board)
         self.replica.about_to_serve(board, one)
         try:
             self.deployer.resume(generation, board, one, self.replica.flights())
