@@ -59,6 +59,7 @@ class Supervisor:
         self.planning = threading.RLock()
         """Held by who plans and loads: the supervisor, or a session that is made or learns."""
         replica.supervise = self._on_death
+        replica.respare = self._on_spare_lost
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -405,6 +406,10 @@ class Supervisor:
             return
         for board, side in generation.sides.items():
             self.call(functools.partial(self._prepare, generation, board, side.worker))
+
+    def _on_spare_lost(self, worker: Worker) -> None:
+        if self.options.spares and worker in self.placer.workers:
+            self.later(min(2.0 ** min(worker.spare_deaths, 6), 60.0), self.keep_spares)
 
     def _prepare(self, generation: Generation, board: int, worker: Worker) -> None:
         if self.replica.generation is not generation or not worker.alive:
