@@ -130,7 +130,7 @@ class Fleet:
         return not self._finalizer.alive
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare` is the state of its spare."""
+        """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare`: the state of its spare."""
         found: dict[str, dict[str, Any]] = {}
         now = time.monotonic()
         for worker in self._monitor.workers:
