@@ -47,13 +47,17 @@ def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fle
             if owner is not None:
                 counts[names[owner]] += 1
         idle.update((name, _why_idle(placer, i)) for i, name in enumerate(names) if not counts[name])
+    health = fleet.health()
+    model = replicas[0].placer.model
     providers = [
         PlacedProvider(
             worker.name,
-            worker.life.state,
+            health[worker.name]["state"],
             counts[worker.name],
             sum(held[worker.name].values()),
-            "" if counts[worker.name] else idle[worker.name],
+            health[worker.name].get("reason", "") or ("" if counts[worker.name] else idle[worker.name]),
+            health[worker.name].get("seconds"),
+            tuple(fleet.quarantine.holds(model, worker.name)),
         )
         for worker in workers
     ]

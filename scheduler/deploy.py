@@ -11,16 +11,19 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.providers.contract import ProviderUnavailableError
+from outrider.providers.contract import ProviderContractError, ProviderUnavailableError
 from outrider.providers.wire import messages
-from outrider.providers.wire.failures import error_from_plain
+from outrider.providers.wire.declared import PooledDeclarations
+from outrider.providers.wire.failures import error_from_plain, text_of
 from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.spans import Recorder
-from outrider.scheduler.failures import KINDS
+from outrider.scheduler.dumps import end_late
+from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.generation import Descriptors, Generation, WorkerSide
 from outrider.scheduler.inplace import Reach
-from outrider.scheduler.numbering import Blueprint, Numbering, UnitGraphs, partition_plans
+from outrider.scheduler.numbering import Blueprint, Numbering, UnitGraphs, partition_plans, random_partitions
 from outrider.scheduler.planning import CALLER
 from outrider.scheduler.trace import spanned
 from outrider.scheduler.worker import Incarnation, Worker
@@ -50,6 +53,9 @@ class Deployer:
         # Of each incarnation: weight segment -> the id of its descriptor there, and the keys of units it has compiled.
         self._weight_ids: weakref.WeakKeyDictionary[Incarnation, dict[int, int]] = weakref.WeakKeyDictionary()
         self._compiled: weakref.WeakKeyDictionary[Incarnation, set[int]] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[Incarnation, int] = weakref.WeakKeyDictionary()  # the generation it has
+        self._waiting: set[concurrent.futures.Future[Any]] = set()
+        self._abandoned = False
         self._keys: dict[object, int] = {}  # what a unit is -> its key
         self._graph: Graph | None = None  # that the keys are for
 
@@ -58,8 +64,16 @@ class Deployer:
         ids = self._weight_ids.setdefault(one, {})
         for segment, descriptor in self.weights.items():
             if segment not in ids:
-                (ids[segment],) = one.send_descriptors([descriptor])
+                (ids[segment],) = self._give(one, [descriptor])
         return dict(ids)
+
+    def _give(self, one: Incarnation, fds: list[int]) -> list[int]:
+        """`Incarnation.send_descriptors`; a worker that cannot be given any is ended if it lives on."""
+        try:
+            return one.send_descriptors(fds)
+        except WorkerDiedError:
+            self.fleet.monitor.end_if_deaf(one)
+            raise
 
     @spanned("deploy")
     def deploy(self, blueprint: Blueprint) -> Generation:
@@ -93,7 +107,20 @@ class Deployer:
 
         Raises what `deploy` raises.
         """
-        return self._loaded(generation, one, self._ask(generation, board, one, held=True))
+        refused = self._loaded(generation, one, self._ask(generation, board, one, held=True))
+        if not refused:
+            self._held[one] = generation.number
+        return refused
+
+    def holds(self, generation: Generation, one: Incarnation) -> bool:
+        """Whether an incarnation has loaded its part of this generation, held."""
+        return self._held.get(one) == generation.number
+
+    def abandon(self) -> None:
+        """Wait for no answer any more: whoever does gets SessionClosedError. For any thread."""
+        self._abandoned = True
+        for future in list(self._waiting):
+            future.cancel()
 
     def resume(self, generation: Generation, board: int, one: Incarnation, runs: Sequence[tuple[int, int]]) -> None:
         """Have an incarnation that has loaded its part go on where the dead one stopped. `runs`: (slot, run) in flight.
@@ -112,12 +139,14 @@ class Deployer:
         key = ("Resumed", self.session, generation.number)
         answer = self._answer(one, self.fleet.monitor.request(one, resume, key), "take over its part of the model")
         if answer.error is not None:
-            raise error_from_plain(answer.error, KINDS) or ProviderUnavailableError(
+            known = error_from_plain(answer.error, KINDS)
+            if known is not None:
+                raise under_name(known, one.worker.name)
+            raise ProviderUnavailableError(
                 f"worker {one.worker.name} could not take over: {answer.error.get('message')}",
                 provider=one.worker.name,
                 reason=str(answer.error.get("message")),
             )
-        generation.sides[board].serving = one
 
     def _ask(
         self, generation: Generation, board: int, one: Incarnation, held: bool
@@ -130,28 +159,56 @@ class Deployer:
     ) -> list[tuple[int, int, str, str]]:
         """Wait for the answer to a `Load`: what was refused."""
         loaded = self._answer(one, future, "load its part of the model")
-        refused = [(r["partition"], r["unit"], r["reason"], r["traceback"]) for r in loaded.refused]
-        if not any(partition < 0 for partition, *_ in refused):
-            without = {(partition, unit) for partition, unit, *_ in refused}
-            made = {
-                key
-                for partition in generation.partitions_of[one.worker.index + 1]
-                for unit, key in enumerate(self._unit_keys(generation.blueprint, partition))
-                if (partition, unit) not in without
-            }
-            # A worker drops what is not in a plan that it has loaded, and nothing for one that it refused.
-            self._compiled[one] = made | (self._compiled.get(one, set()) if refused else set())
+        refused = [self._refusal(generation, one, told) for told in loaded.refused]
+        without = {(partition, unit) for partition, unit, *_ in refused}
+        made = {
+            key
+            for partition in generation.partitions_of[one.worker.index + 1]
+            for unit, key in enumerate(self._unit_keys(generation.blueprint, partition))
+            if (partition, unit) not in without
+        }
+        # A worker drops what is not in a plan that it has loaded, and nothing for one that it refused.
+        self._compiled[one] = made | (self._compiled.get(one, set()) if refused else set())
         return refused
 
-    def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:
-        try:
-            return future.result(self.deadline)
-        except TimeoutError as error:
-            name, reason = one.worker.name, f"it did not {what} within {self.deadline:g} s"
-            self.fleet.monitor.kill(one, reason)
+    def _refusal(self, generation: Generation, one: Incarnation, told: Mapping[str, Any]) -> tuple[int, int, str, str]:
+        """One entry of `Loaded.refused` as (partition, unit, reason, traceback).
+
+        Raises ProviderUnavailableError if it says that nothing could be loaded, ProviderContractError for a unit that
+        the worker was not given; then it is ended.
+        """
+        name, reason = one.worker.name, text_of(told.get("reason"))
+        partition: Any = told.get("partition")
+        unit: Any = told.get("unit")
+        if partition == -1:
             raise ProviderUnavailableError(
-                f"provider {name} was ended: {reason}", provider=name, reason=reason
-            ) from error
+                f"provider {name} could not load its part of the model: {reason}", provider=name, reason=reason
+            )
+        own = type(partition) is int and partition in generation.partitions_of[one.worker.index + 1]
+        units = len(generation.blueprint.plan.partitions[partition].units) if own else 0
+        if type(unit) is not int or not 0 <= unit < units:
+            got = f"partition {partition!r:.60}, unit {unit!r:.60}"
+            self.fleet.monitor.kill(one, f"it broke the protocol: it refused what it was not given ({got})")
+            raise ProviderContractError(
+                f"provider {name} broke its contract and was ended: it refused a unit that it was not given ({got})",
+                provider=name,
+                expected="units of its own partitions",
+                got=got,
+            )
+        return partition, unit, reason, text_of(told.get("traceback"))
+
+    def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:
+        self._waiting.add(future)
+        try:
+            if self._abandoned:
+                future.cancel()
+            return future.result(one.worker.patience(self.deadline))
+        except concurrent.futures.CancelledError as error:
+            raise SessionClosedError("the session was closed", what="session") from error
+        except TimeoutError as error:
+            raise end_late(self.fleet.monitor, one, f"it did not {what} within {self.deadline:g} s") from error
+        finally:
+            self._waiting.discard(future)
 
     def _unit_keys(self, blueprint: Blueprint, partition: int) -> list[int]:
         """The keys of a partition's units: equal ones mean the same unit, in whatever plan of this session."""
@@ -180,6 +237,8 @@ class Deployer:
         board = BoardWriter(segment, numbering.edges[0], slots, self._generation)
         places = Places(segment, board, numbering.edges[0], slots)
         user = process_memory()
+        known = UnitGraphs(blueprint.graph).values
+        results = [(numbering.board_of[p.partition], o["edge"]) for p in plans for o in p.outputs if o["result"]]
         sides: dict[int, WorkerSide] = {}
         released: dict[int, int] = {}
         for one in used:
@@ -190,10 +249,16 @@ class Deployer:
                 mapped = Segment(shared, writable=False)
             finally:
                 os.close(shared)
-            reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, {one: pool})
+            declared = PooledDeclarations(
+                {edge: known[name] for name, (_, where, edge) in numbering.values.items() if where == one},
+                {edge for where, edge in results if where == one},
+                callers_half(pool),
+            )
+            edges = numbering.edges[one]
+            reader = BoardReader(mapped, edges, slots, self._generation, {one: pool}, declared.misfit)
             leases = Leases(pool, segment.words, released[one], POOL_BLOCKS)
             arrays = UserMemory(pool, callers_half(pool))
-            sides[one] = WorkerSide(workers[one], workers[one].current, reader, pool, leases, arrays)
+            sides[one] = WorkerSide(workers[one], workers[one].current, reader, declared, pool, leases, arrays)
         return Generation(
             number=self._generation,
             blueprint=blueprint,
@@ -213,7 +278,7 @@ class Deployer:
                 for edge in blueprint.edges
                 if edge.to_caller and edge.producer != CALLER
             },
-            results=[(numbering.board_of[p.partition], o["edge"]) for p in plans for o in p.outputs if o["result"]],
+            results=results,
             dones=[(numbering.board_of[plan.partition], plan.done) for plan in plans],
             lasts=[(numbering.board_of[plan.partition], plan.done) for plan in plans if plan.last],
             first_bells=[
@@ -221,11 +286,9 @@ class Deployer:
                 for one in used
                 if any(i["board"] == 0 for p in plans if numbering.board_of[p.partition] == one for i in p.inputs)
             ],
-            partition_nodes=[
-                [blueprint.graph.nodes[n].name for unit in partition.units for n in blueprint.plan.units[unit].nodes]
-                for partition in blueprint.plan.partitions
-            ],
+            partition_nodes=[blueprint.nodes_of(number) for number in range(len(plans))],
             leases=tuple(side.leases for side in sides.values()),
+            random=random_partitions(blueprint),
             partitions_of={one: {n for n, board in enumerate(numbering.board_of) if board == one} for one in used},
         )
 
@@ -271,7 +334,7 @@ class Deployer:
                 *(bell.fileno() for bell in self.slot_bells),
                 pools[own],
             ]
-            ids = iter(one.send_descriptors(fds))
+            ids = iter(self._give(one, fds))
         finally:
             for fd in reopened:
                 os.close(fd)
