@@ -229,7 +229,7 @@ class Supervisor:
             return recovery.Lost(board, 0.0)  # another session's death has brought one more
         try:
             refused = [] if self.deployer.holds(generation, one) else self.deployer.load_again(generation, board, one)
-        except (WorkerDiedError, ProviderUnavailableError) as error:
+        except OutriderError as error:
             return self._lost(board, error)
         finally:
             one.muster.arrive(self.deployer.session)
