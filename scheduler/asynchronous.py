@@ -11,15 +11,18 @@ import concurrent.futures
 import logging
 import operator
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from outrider.scheduler.errors import SessionClosedError
+from outrider.scheduler.closing import closed_error
 from outrider.scheduler.replica import Slot
 from outrider.scheduler.slots import Hold, Slots, Ticket
 
 log = logging.getLogger("outrider.session")
+
+CALLBACK_SECONDS = 5.0  # that `close` waits for callbacks, which may wait for who closes
 
 
 class _Condition(threading.Condition):
@@ -118,7 +121,7 @@ class AsyncRuns:
     def submit(self, job: Job) -> None:
         """Queue a run. Raises QueueFullError where the queue rejects, SessionClosedError once it is closed."""
         if not self._slots.enqueue(job):
-            raise SessionClosedError("the session was closed", what="session")
+            raise closed_error("session", "the session was closed")
 
     def begin(self, job: Job) -> None:
         """The job has a slot now. May be called again, see `Ticket.served`."""
@@ -132,7 +135,10 @@ class AsyncRuns:
             self._wake.notify()
 
     def close(self, error: BaseException) -> None:
-        """Fail what has not begun with `error`, and wait for what has. Idempotent; runs in flight have been told."""
+        """Fail what has not begun with `error`, and wait for what has. Idempotent; runs in flight have been told.
+
+        A callback that does not return is left behind after `CALLBACK_SECONDS`, which is logged.
+        """
         for ticket in self._slots.close():
             assert isinstance(ticket, Job)
             with self._lock:  # a signal may have come when it had been given a slot, and before that was told here
@@ -146,10 +152,12 @@ class AsyncRuns:
         with self._lock:
             self._closed = True
             self._wake.notify_all()
+        deadline = time.monotonic() + CALLBACK_SECONDS
         for thread in self._threads:
-            # A callback may close the session; and a signal may have come before the thread was started.
-            if thread is not threading.current_thread() and thread.ident is not None:
-                thread.join()
+            if thread.ident is not None:  # else a signal came before it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
+                if thread.is_alive():
+                    log.warning("a session is closed while a callback of its run_async still runs (%s)", thread.name)
 
     def _loop(self) -> None:
         while True:

@@ -9,20 +9,15 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire import messages
+from outrider.scheduler.closing import Closing, check_fork
 from outrider.scheduler.cores import thread_share, usable_cores
-from outrider.scheduler.errors import (
-    ForkedSessionError,
-    OutriderError,
-    ProviderUnavailableError,
-    SessionClosedError,
-)
+from outrider.scheduler.errors import OutriderError, ProviderUnavailableError
 from outrider.scheduler.monitor import Monitor, Worker
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.shortage import limits_told
@@ -54,21 +49,20 @@ class Fleet:
         """
         fleet = cls.__new__(cls)
         fleet._setup(specs, start_deadline, threads, at_once)
-        fleet._finalizer.atexit = False  # the session closes it, and before that gets its trace
         return fleet
 
     @limits_told()
     def _setup(
         self, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None, at_once: bool = False
     ) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
         wanted = [spec.threads or threads for spec in specs if computes(spec)]
         open_share = thread_share(usable_cores(), wanted) if at_once else usable_cores()
         self._monitor = Monitor(start_deadline)
-        self._finalizer = weakref.finalize(self, self._monitor.shutdown)
+        self._workers = _Workers(self._monitor)
+        weakref.finalize(self, self._workers.close).atexit = False  # see `closing.py`
         try:
             self._monitor.start()
             for index, spec in enumerate(specs):
@@ -84,19 +78,24 @@ class Fleet:
                         raise
                     self._absent[worker.name] = str(error.reason)
         except BaseException:
-            self.close()
+            self.close_here()
             raise
 
     # The user's side ------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Stop the workers and leave nothing behind. Sessions on this fleet cannot run any more."""
-        self._finalizer()
+        """Stop the workers and leave nothing behind. Sessions on this fleet cannot run any more.
+
+        A worker that is busy for 5 s is killed. As for `InferenceSession.close`, it may be called from anywhere.
+        """
+        self._workers.close()
 
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._workers.hurry()
+        self._workers.close()
 
     def __repr__(self) -> str:
         states = ", ".join(f"{worker.name} ({worker.life.state})" for worker in self.workers)
@@ -105,10 +104,11 @@ class Fleet:
     @property
     def closed(self) -> bool:
         """True once `close` was called."""
-        return not self._finalizer.alive
+        return self._workers.closed
 
     def health(self) -> dict[str, dict[str, Any]]:
         """provider -> {state, incarnation, deaths, quarantined}, and `reason` for one that did not start."""
+        check_fork(self._workers.pid)
         found: dict[str, dict[str, Any]] = {}
         for worker in self._monitor.workers:
             state = "absent" if worker.name in self._absent else worker.life.state
@@ -172,14 +172,11 @@ class Fleet:
 
     def check_open(self) -> None:
         """Raises SessionClosedError or ForkedSessionError when the fleet cannot be used here."""
-        if os.getpid() != self._pid:
-            raise ForkedSessionError(
-                f"this session belongs to process {self._pid}; make a new one in this forked process",
-                owner_pid=self._pid,
-                pid=os.getpid(),
-            )
-        if self.closed:
-            raise SessionClosedError("the fleet of this session was closed", what="fleet")
+        self._workers.check("fleet", "the fleet of this session was closed")
+
+    def close_here(self) -> None:
+        """`close`, by who has called nothing of this library but what closes."""
+        self._workers.close_here()
 
     def next_session(self) -> int:
         """A number that no other session of this fleet has."""
@@ -209,6 +206,26 @@ class Fleet:
         """Have a worker begin (`on`) or end to trace a session; the next part of its spans comes as the answer."""
         number = next(self._numbers)
         return self._monitor.request(worker, messages.TraceRequest(number, session, on), ("TraceData", number))
+
+
+class _Workers(Closing):
+    """The workers of a fleet, to be stopped. It knows nothing of the fleet, so that one that is dropped is closed."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__()
+        self._monitor = monitor
+
+    def hurry(self) -> None:
+        self._monitor.hurry()
+
+    def release(self) -> None:
+        self._monitor.shutdown()
+
+    def stop(self) -> None:
+        self._monitor.stop()
+
+    def wait(self) -> None:
+        self._monitor.shutdown()
 
 
 def computes(spec: ProviderSpec) -> bool:

@@ -28,12 +28,13 @@ from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 from outrider.scheduler import lifecycle
-from outrider.scheduler.errors import WorkerDiedError
+from outrider.scheduler.closing import HURRIED_SECONDS, exiting
+from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.output import KEPT_BYTES, WorkerOutput
 from outrider.shm.descriptors import DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
-from outrider.shm.errors import ChannelClosedError, OutriderError
+from outrider.shm.errors import ChannelClosedError
 
 log = logging.getLogger("outrider.fleet")
 
@@ -174,8 +175,12 @@ class Monitor(threading.Thread):
         body = messages.pack(message)
 
         def send() -> None:
+            if _session_of(reply) not in (None, *self.listeners):
+                future.set_exception(SessionClosedError("the session was closed", what="session"))
+                return
             if not worker.alive:
-                future.set_exception(worker.death.again() if worker.death else _gone(worker))
+                death = worker.death
+                future.set_exception(death.again() if death else _unavailable(worker, "it is not running"))
                 return
             self._replies[worker.index, reply] = future
             self._send(worker, body)
@@ -197,17 +202,37 @@ class Monitor(threading.Thread):
         worker.ready = concurrent.futures.Future()
         self.call(lambda: self._spawn(worker))
 
-    def shutdown(self) -> None:
-        """Stop all workers (asked first, killed after 5 s), close everything, end the thread."""
-        if os.getpid() != self._owner or self._closing:
-            return  # a forked child has neither the thread nor the right
-        self._closing = True
-        if self.is_alive():
+    def forget(self, session: int) -> None:
+        """A session is closed: it hears nothing more, and who waits for an answer to it gets SessionClosedError."""
+        self.listeners.pop(session, None)
+
+        def forget() -> None:
+            for key in [key for key in self._replies if _session_of(key[1]) == session]:
+                self._replies.pop(key).set_exception(SessionClosedError("the session was closed", what="session"))
+
+        self.call(forget)
+
+    def hurry(self) -> None:
+        """Do not wait long for workers that are busy when they are to stop."""
+        self.patience = HURRIED_SECONDS
+        if self._closing:
+            self.call(self._hurry)
+
+    def stop(self) -> None:
+        """Have all workers asked to stop, and killed after `patience` seconds."""
+        if not self._closing:
+            self._closing = True
             self.call(self._stop_all)
-            if threading.current_thread() is not self:  # a session may be collected on this thread
-                self.join()
-        else:
+
+    def shutdown(self) -> None:
+        """`stop`, wait for the end of the thread, and leave nothing behind."""
+        if os.getpid() != self._owner:
+            return  # a forked child has neither the thread nor the right
+        self.stop()
+        if self.ident is None:  # never started
             self._close()
+        else:
+            self.join()
 
     # On the monitor's thread ----------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -272,7 +297,7 @@ class Monitor(threading.Thread):
 
     def _spawn(self, worker: Worker) -> None:
         if self._closing:
-            worker.ready.set_exception(_unavailable(worker, "the fleet was closed"))
+            _fail_closed(worker.ready)
             return
         worker.incarnation += 1
         worker.life = lifecycle.Lifecycle()
@@ -412,7 +437,10 @@ class Monitor(threading.Thread):
                 assert worker.hello is not None
                 worker.ready.set_result(worker.hello)
             elif isinstance(instruction, lifecycle.Refuse):
-                worker.ready.set_exception(_unavailable(worker, instruction.reason, instruction.detail))
+                if self._closing:
+                    _fail_closed(worker.ready)
+                else:
+                    worker.ready.set_exception(_unavailable(worker, instruction.reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
                 worker.deaths += 1
                 self._bury(worker, instruction)
@@ -452,9 +480,14 @@ class Monitor(threading.Thread):
         for listener in list(self.listeners.values()):
             listener.on_closed()
 
+    def _hurry(self) -> None:
+        for worker in self.workers:
+            if worker.life.state == "stopping" and worker.deadline is not None:
+                worker.deadline = (time.monotonic() + self.patience, self.patience)
+
     def _close(self) -> None:
         for future in self._replies.values():
-            future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
+            _fail_closed(future)
         self._replies.clear()
         self._ended = True
         self._do_calls()
@@ -549,8 +582,15 @@ def _key_of(message: messages.Message) -> tuple[Any, ...]:
     return (type(message).__name__,)
 
 
-def _gone(worker: Worker) -> OutriderError:
-    return _unavailable(worker, "it is not running")
+def _session_of(reply: tuple[Any, ...]) -> int | None:
+    """The session number that a reply's key has; None for replies that concern no session."""
+    return reply[1] if reply[0] in ("Claims", "Loaded", "Unloaded") else None
+
+
+def _fail_closed(future: concurrent.futures.Future[Any]) -> None:
+    """At the interpreter's exit, those that wait are daemon threads, which end where they are."""
+    if not exiting():
+        future.set_exception(SessionClosedError("the fleet was closed", what="fleet"))
 
 
 def _unavailable(worker: Worker, reason: str, detail: str = "") -> ProviderUnavailableError:

@@ -15,8 +15,9 @@ import numpy as np
 
 from outrider.providers.wire import messages
 from outrider.providers.wire.failures import first_names
+from outrider.scheduler.closing import closed_error
 from outrider.scheduler.deploy import Blueprint, Deployer, Generation
-from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.monitor import Worker
@@ -152,7 +153,7 @@ class Replica:
     def check(self) -> None:
         """Raises SessionClosedError, or the death."""
         if self.closed:
-            raise SessionClosedError("the session was closed", what="session")
+            raise closed_error("session", "the session was closed")
         if self.death is not None:
             raise self.death.again()
 
@@ -164,7 +165,7 @@ class Replica:
                 return self._stories.pop(run)
         if told and self.death is not None:
             return self.death.again()
-        return SessionClosedError("the session was closed while a run was failing", what="session")
+        return closed_error("session", "the session was closed while a run was failing")
 
     def died(self, slot: Slot, run: int, death: WorkerDiedError) -> WorkerDiedError:
         """The death, with the first partition that the dead worker owed to this run."""
