@@ -28,16 +28,21 @@ class Lane:
 
     `followers` are the lanes of this worker and slot that wait for it before all others: no word of theirs can come
     earlier, so nobody looks at them until this lane has served the run.
+
+    `what`: what the progress record says while it serves. `words[cancel]` is the word that cancels a run of the slot.
     """
 
     __slots__ = (
-        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "tally", "rest", "failed",
-        "_first", "_others", "_targets",
+        "partition", "slot", "last", "steady", "layouts", "bells", "followers", "tally", "rest", "failed", "what",
+        "words", "cancel", "_first", "_others", "_targets",
     )  # fmt: skip
+    words: memoryview
+    cancel: int
 
-    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell]) -> None:
+    def __init__(self, partition: Partition, slot: int, bells: Sequence[Doorbell], what: int = 0) -> None:
         self.partition = partition
         self.slot = slot
+        self.what = what
         self.bells = tuple(bell.fileno() for bell in bells)
         self.followers: list[Lane] = []
         self.last = 0
@@ -90,14 +95,15 @@ class LaneGroup:
     """The lanes of one slot: `waiting` are those that may become ready now, in the order of the plan.
 
     A run of the slot is here from the coordinator's start word, `words[start]`, until all lanes have served it: `ended`
-    is the last that they all have.
+    is the last that they all have. The word `words[cancel]` names one that is cancelled.
     """
 
-    __slots__ = ("words", "start", "first", "count", "waiting", "left", "ended")
+    __slots__ = ("words", "start", "cancel", "first", "count", "waiting", "left", "ended")
 
-    def __init__(self, words: memoryview, start: int) -> None:
+    def __init__(self, words: memoryview, start: int, cancel: int) -> None:
         self.words = words
         self.start = start
+        self.cancel = cancel
         self.first: list[Lane] = []  # those that wait for no lane of this worker
         self.count = 0
         self.waiting: list[Lane] = []
@@ -106,9 +112,26 @@ class LaneGroup:
 
     def add(self, lane: Lane, after: Lane | None) -> None:
         """Add a lane; `after` is the one of this group that it follows."""
+        lane.words, lane.cancel = self.words, self.cancel
         (self.first if after is None else after.followers).append(lane)
         self.count += 1
         self.waiting, self.left = list(self.first), self.count
+
+    def resume(self) -> None:
+        """Go on from what the lanes have served (`Lane.last`): all of the present run, part of it, or nothing."""
+        run = self.run()
+        waiting = list(self.first)
+        self.waiting, self.left = [], 0
+        for lane in waiting:  # grows while it is walked
+            if lane.last >= run:
+                waiting += lane.followers
+            else:
+                self.waiting.append(lane)
+        self.left = self.count - (len(waiting) - len(self.waiting))
+        if self.left:
+            self.ended = run - 1
+        else:
+            self.waiting, self.left, self.ended = list(self.first), self.count, run
 
     def run(self) -> int:
         """The run that the start word names."""
@@ -127,6 +150,20 @@ class LaneGroup:
         self.waiting[:] = self.first
         self.left, self.ended = self.count, lane.last
         return True
+
+
+class Present:
+    """The lane that this worker serves now, for whoever works for its run."""
+
+    __slots__ = ("lane",)
+
+    def __init__(self) -> None:
+        self.lane: Lane | None = None
+
+    def cancelled(self) -> bool:
+        """Whether the run that is being served was cancelled; False where none is."""
+        lane = self.lane
+        return lane is not None and lane.words[lane.cancel] >> 16 == lane.last
 
 
 def serve_ready(groups: Sequence[LaneGroup], serve: Callable[[Lane, int], object]) -> None:

@@ -1,4 +1,4 @@
-"""From the text of a provider spec to an instance: `cpu`, `null`, `package.module:Class`, `path/to/file.py:Class`."""
+"""From the text of a provider spec to an instance: `cpu`, `null`, `chaos`, `package.module:Class`, `file.py:Class`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from outrider.providers.contract import Provider, ProviderUnavailableError
 
 BUILT_IN = {
     "cpu": "outrider.providers.cpu:CpuProvider",
+    "chaos": "outrider.providers.chaos:ChaosProvider",
     "null": "outrider.providers.null:NullProvider",
 }
 

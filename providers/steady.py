@@ -9,10 +9,11 @@ without a place) takes the general way in `host.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from outrider.providers.contract import Run, Unit
+from outrider.providers.wire.errors import RunCancelledError
 from outrider.providers.wire.failures import fail
 from outrider.shm.board import BoardReader, BoardWriter
 from outrider.shm.leases import PoolWriter
@@ -100,16 +101,19 @@ class Steady:
         self._as_of = self._changes[self._slot]
         return True
 
-    def repeat(self, run: int) -> None:
+    def repeat(self, run: int, cancelled: Callable[[], bool]) -> None:
         """Make the calls and publish. Raises what `fail` makes of a call's exception, with nothing published.
 
-        Blocks that it has taken then are to be given back by `PoolWriter.give_back_all`.
+        `cancelled`: asked between two units; RunCancelledError if it says so. Blocks that it has taken then are to be
+        given back by `PoolWriter.give_back_all`.
         """
         for block, _, _ in self._blocks:
             self._pool.take_again(block)
         made = 0
         try:
             for call, arguments in self._calls:
+                if made and cancelled():
+                    raise RunCancelledError("the run was cancelled between two units", reason="cancelled")
                 call(arguments)
                 made += 1
         except (Exception, SystemExit) as error:  # a provider may raise anything

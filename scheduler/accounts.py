@@ -9,9 +9,8 @@ from typing import Any
 from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.graph import Graph, Node, TensorRef
 from outrider.scheduler.costs import value_bytes
-from outrider.scheduler.deploy import Blueprint, UnitGraphs
 from outrider.scheduler.fleet import Fleet
-from outrider.scheduler.monitor import Worker
+from outrider.scheduler.numbering import Blueprint, UnitGraphs
 from outrider.scheduler.options import AT_ONCE
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.planning import CALLER
@@ -29,6 +28,7 @@ from outrider.scheduler.report import (
     group_declines,
 )
 from outrider.scheduler.runner import Runner
+from outrider.scheduler.worker import Worker
 
 
 def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fleet: Fleet) -> PlacementReport:

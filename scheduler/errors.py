@@ -14,7 +14,7 @@ from outrider.providers.contract import (
     ProviderContractError,
     ProviderUnavailableError,
 )
-from outrider.providers.wire.errors import ProtocolMismatchError, WireError
+from outrider.providers.wire.errors import ProtocolMismatchError, RunCancelledError, WireError
 from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError, ModelNotFoundError
 from outrider.scheduler.pins import PinNotFoundError, UnknownProviderError
 from outrider.scheduler.planning import ClaimError
@@ -131,11 +131,21 @@ class PinDeclinedError(OutriderError, ValueError):
 class WorkerDiedError(OutriderError, RuntimeError):
     """A worker ended while the session needed it.
 
-    `exit_code` or else `signal` (its name, 'SIGSEGV') says how; `partition` and `nodes` what was running (None and []
-    when idle); `stderr` is the tail of what it wrote; `incarnation` counts the starts of that worker from 1.
+    - `provider`, `device` (the number after its kind), `incarnation` (its starts, counted from 1): which one.
+    - `phase`: what it was doing: 'start', 'claim', 'load', 'run', 'idle', 'stop'. `partition`, `nodes` and `step` (how
+      many units of the partition had run): where it was; None and [] when unknown or idle.
+    - `exit_code`, and `signal`, its name ('SIGSEGV') if it was one: how it ended. `reason`: why we killed it, None if
+      we did not. `hint`: what that means and what to do, None where nobody knows; it speaks of memory only if the
+      system said so.
+    - `stack`: the Python stacks of its threads, '' if it left none. `stderr`: the last 64 KiB that the process wrote to
+      its standard output and error, native code included.
+    - `attempts`: the earlier deaths in the same run, oldest first, as dicts with these names, without output.
     """
 
-    _fields = ("provider", "incarnation", "exit_code", "signal", "partition", "nodes", "stderr")
+    _fields = (
+        "provider", "device", "incarnation", "phase", "partition", "nodes", "step", "signal", "exit_code", "reason",
+        "hint", "stack", "stderr", "attempts",
+    )  # fmt: skip
 
     def again(self) -> WorkerDiedError:
         """The same death, to be raised for one more caller: a raised error keeps the frames that it passed."""
@@ -143,15 +153,12 @@ class WorkerDiedError(OutriderError, RuntimeError):
 
 
 class RunTimeoutError(OutriderError, TimeoutError):
-    """A run took longer than its deadline, in seconds. `running`: what each unfinished worker was doing."""
+    """A run took longer than its `deadline`, in seconds.
+
+    `running`: what each worker that was on it was doing: dicts of provider, incarnation, partition, nodes, step, stack.
+    """
 
     _fields = ("deadline", "running")
-
-
-class RunCancelledError(OutriderError, RuntimeError):
-    """The run's CancelToken was used."""
-
-    _fields = ("reason",)
 
 
 class QueueFullError(OutriderError, RuntimeError):

@@ -30,11 +30,12 @@ from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 from outrider.scheduler import lifecycle
 from outrider.scheduler.closing import HURRIED_SECONDS, exiting
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
-from outrider.scheduler.options import ProviderSpec
-from outrider.scheduler.output import KEPT_BYTES, WorkerOutput
+from outrider.scheduler.output import KEPT_BYTES
+from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.descriptors import DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
-from outrider.shm.errors import ChannelClosedError
+from outrider.shm.errors import OutriderError
+from outrider.shm.progress import ProgressReader, create_progress
 
 log = logging.getLogger("outrider.fleet")
 
@@ -55,78 +56,11 @@ class Listener(Protocol):
     def on_failed(self, message: messages.Failed) -> None:
         """A partition did not run."""
 
-    def on_death(self, worker: Worker, error: WorkerDiedError) -> None:
+    def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
         """A worker died without being asked to."""
 
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
-
-
-class Worker:
-    """One worker of a fleet, through its incarnations. `ready` resolves when the present one has said Hello."""
-
-    def __init__(self, index: int, name: str, kind: str, device: int, spec: ProviderSpec, threads: int) -> None:
-        self.index = index
-        self.name = name
-        self.kind = kind
-        self.device = device
-        self.spec = spec
-        self.threads = threads
-        self.bell = Doorbell()  # the same one for every incarnation
-        self.incarnation = 0
-        self.deaths = 0
-        self.life = lifecycle.Lifecycle()
-        self.hello: messages.Hello | None = None
-        self.ready: concurrent.futures.Future[messages.Hello] = concurrent.futures.Future()
-        self.process: subprocess.Popen[bytes] | None = None
-        self.pidfd = -1
-        self.channel: DescriptorChannel | None = None
-        self.output = WorkerOutput()
-        self.output_fd = -1
-        self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
-        self.death: WorkerDiedError | None = None
-        self._descriptor = 0
-        self._channel_lock = threading.Lock()
-
-    @property
-    def identity(self) -> bytes:
-        """The ROUTER's name for the present incarnation: mail for an earlier one never reaches it."""
-        return f"{self.index}/{self.incarnation}".encode()
-
-    @property
-    def alive(self) -> bool:
-        """True between Hello and death."""
-        return self.life.state == "ready"
-
-    @property
-    def pid(self) -> int:
-        """Process id of the present incarnation, 0 before the first."""
-        return 0 if self.process is None else self.process.pid
-
-    def send_descriptors(self, fds: list[int]) -> list[int]:
-        """Send duplicates; the ids that messages may name them by. Raises WorkerDiedError when it is gone."""
-        with self._channel_lock:
-            ids = [self._descriptor + 1 + i for i in range(len(fds))]
-            self._descriptor += len(fds)
-            try:
-                if self.channel is None:
-                    raise ChannelClosedError(f"worker {self.name} is not running")
-                self.channel.send(dict(zip(ids, fds, strict=True)))
-            except ChannelClosedError as error:  # the monitor may not have told of its death yet
-                death = self.death
-                if death is not None and death.incarnation == self.incarnation:
-                    raise death.again() from error
-                raise WorkerDiedError(
-                    f"worker {self.name} (incarnation {self.incarnation}) died before it got its part of the model",
-                    provider=self.name,
-                    incarnation=self.incarnation,
-                    nodes=[],
-                ) from error
-            return ids
-
-    def tail(self) -> str:
-        """The last 64 KiB that the process wrote to its standard output and error."""
-        return self.output.tail()
 
 
 class Monitor(threading.Thread):
@@ -139,8 +73,9 @@ class Monitor(threading.Thread):
         self.patience = STOP_SECONDS
         self.workers: list[Worker] = []
         self.listeners: dict[int, Listener] = {}
+        self.closing: set[int] = set()  # sessions
         self._owner = os.getpid()
-        self._replies: dict[tuple[int, tuple[Any, ...]], concurrent.futures.Future[Any]] = {}
+        self._replies: dict[tuple[Incarnation, tuple[Any, ...]], concurrent.futures.Future[Any]] = {}
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._wake = Doorbell()
         self._closing = False
@@ -168,49 +103,66 @@ class Monitor(threading.Thread):
             self._do_calls()
 
     def request(
-        self, worker: Worker, message: messages.Message, reply: tuple[Any, ...]
+        self, to: Worker | Incarnation, message: messages.Message, reply: tuple[Any, ...]
     ) -> concurrent.futures.Future[Any]:
-        """Send a message; the future gets the reply with that key (`_key_of`), or the worker's death."""
+        """Send a message; the future gets the reply with that key (`_key_of`), or the death of who was asked."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         body = messages.pack(message)
+        asked = _present(to)
 
         def send() -> None:
-            if _session_of(reply) not in (None, *self.listeners):
+            if _session_of(reply) in self.closing:
                 future.set_exception(SessionClosedError("the session was closed", what="session"))
                 return
-            if not worker.alive:
-                death = worker.death
-                future.set_exception(death.again() if death else _unavailable(worker, "it is not running"))
+            if not asked.alive:
+                future.set_exception(asked.death.again() if asked.death else _gone(asked))
                 return
-            self._replies[worker.index, reply] = future
-            self._send(worker, body)
+            self._replies[asked, reply] = future
+            self._send(asked, body)
 
         self.call(send)
         return future
 
-    def post(self, worker: Worker, message: messages.Message) -> None:
-        """Send a message that has no reply; a worker that is gone does not get it."""
+    def post(self, to: Worker | Incarnation, message: messages.Message) -> None:
+        """Send a message that has no reply; one that is gone does not get it."""
         body = messages.pack(message)
-        self.call(lambda: self._send(worker, body) if worker.alive else None)
+        asked = _present(to)
+        self.call(lambda: self._send(asked, body) if asked.alive else None)
 
-    def kill(self, worker: Worker) -> None:
-        """End a worker that does not answer."""
-        self.call(lambda: self._kill(worker))
+    def kill(self, which: Worker | Incarnation, reason: str = "") -> None:
+        """End a process that does not answer, for this reason."""
+        one = _present(which)
+        self.call(lambda: self._kill(one, reason))
 
-    def start_worker(self, worker: Worker) -> None:
-        """Start the worker's next incarnation; `worker.ready` is a new future."""
-        worker.ready = concurrent.futures.Future()
-        self.call(lambda: self._spawn(worker))
+    def start_worker(self, worker: Worker) -> Incarnation:
+        """Start the worker's next incarnation, which is the present one from now on."""
+        worker.current = one = worker.next_incarnation()
+        self.call(lambda: self._spawn(one))
+        return one
 
-    def forget(self, session: int) -> None:
-        """A session is closed: it hears nothing more, and who waits for an answer to it gets SessionClosedError."""
+    def start_spare(self, worker: Worker) -> Incarnation:
+        """Start the worker's next incarnation ahead."""
+        worker.spare = one = worker.next_incarnation()
+        self.call(lambda: self._spawn(one))
+        return one
+
+    def leave(self, session: int) -> None:
+        """A session is being closed: it hears nothing more, and who waits for an answer to it is told so.
+
+        Until `left`, so is who asks for one.
+        """
+        self.closing.add(session)
         self.listeners.pop(session, None)
 
-        def forget() -> None:
+        def tell() -> None:
             for key in [key for key in self._replies if _session_of(key[1]) == session]:
                 self._replies.pop(key).set_exception(SessionClosedError("the session was closed", what="session"))
 
-        self.call(forget)
+        self.call(tell)
+
+    def left(self, session: int) -> None:
+        """Nobody asks for that session any more."""
+        self.closing.discard(session)
 
     def hurry(self) -> None:
         """Do not wait long for workers that are busy when they are to stop."""
@@ -256,7 +208,7 @@ class Monitor(threading.Thread):
                     self._watched[fd]()
             self._do_calls()
             self._check_deadlines()
-            if self._closing and all(worker.life.state == "dead" for worker in self.workers):
+            if self._closing and all(one.life.state == "dead" for one in self._incarnations()):
                 return
 
     def _do_calls(self) -> None:
@@ -270,46 +222,47 @@ class Monitor(threading.Thread):
     def _abandon(self, error: BaseException) -> None:
         """End every worker and tell all who wait for one."""
         self._closing = True
-        for worker in self.workers:
-            self._kill(worker)
-            if worker.process is not None:
-                worker.process.wait()
-            worker.life.state = "dead"
-            if not worker.ready.done():
-                worker.ready.set_exception(_unavailable(worker, f"its monitor failed: {error!r}"))
-            self._bury(worker, lifecycle.Mourn(-signal.SIGKILL, "SIGKILL", f"the monitor failed: {error!r}"))
+        for one in self._incarnations():
+            self._kill(one)
+            if one.process is not None:
+                one.process.wait()
+            one.life.state = "dead"
+            if not one.ready.done():
+                one.ready.set_exception(_unavailable(one, f"its monitor failed: {error!r}"))
+            self._bury(one, lifecycle.Mourn(-signal.SIGKILL, "SIGKILL", f"the monitor failed: {error!r}"))
         for fd in list(self._watched):
             self._unwatch(fd)
         for listener in list(self.listeners.values()):
             listener.on_closed()
 
+    def _incarnations(self) -> list[Incarnation]:
+        return [one for worker in self.workers for one in worker.incarnations()]
+
     def _timeout(self) -> int | None:
         """Milliseconds to the next deadline; None without one."""
-        times = [worker.deadline[0] for worker in self.workers if worker.deadline is not None]
+        times = [one.deadline[0] for one in self._incarnations() if one.deadline is not None]
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        for worker in self.workers:
-            if worker.deadline is not None and worker.deadline[0] <= now:
-                seconds, worker.deadline = worker.deadline[1], None
-                self._tell(worker, lifecycle.Late(seconds))
+        for one in self._incarnations():
+            if one.deadline is not None and one.deadline[0] <= now:
+                seconds, one.deadline = one.deadline[1], None
+                self._tell(one, lifecycle.Late(seconds))
 
-    def _spawn(self, worker: Worker) -> None:
+    def _spawn(self, one: Incarnation) -> None:
         if self._closing:
-            _fail_closed(worker.ready)
+            one.life.state = "dead"
+            _fail_closed(one.ready)
             return
-        worker.incarnation += 1
-        worker.life = lifecycle.Lifecycle()
-        worker.hello = None
-        worker.output = WorkerOutput()
         try:
-            self._launch(worker)
+            self._launch(one)
         except (OSError, ValueError, TypeError) as error:
-            worker.life.state = "dead"
-            worker.ready.set_exception(_unavailable(worker, f"its process cannot be started: {error}"))
+            one.life.state = "dead"
+            one.ready.set_exception(_unavailable(one, f"its process cannot be started: {error}"))
 
-    def _launch(self, worker: Worker) -> None:
+    def _launch(self, one: Incarnation) -> None:
+        worker = one.worker
         with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:  # the latter for what fails half-way
             ours, theirs = pair()
             kept.callback(ours.close)
@@ -320,19 +273,23 @@ class Monitor(threading.Thread):
             kept.callback(os.close, reader)
             given.callback(os.close, writer)
             os.set_blocking(writer, True)
+            progress = create_progress()
+            given.callback(os.close, progress)
             record = {
                 "endpoint": f"ipc:///proc/self/fd/{self._listener}",
-                "identity": worker.identity.decode(),
+                "identity": one.identity.decode(),
                 "name": worker.name,
                 "kind": worker.kind,
                 "options": dict(worker.spec.options),
                 "device": worker.device,
                 "threads": worker.threads,
-                "incarnation": worker.incarnation,
+                "incarnation": one.number,
+                "spare": one is worker.spare,
                 "parent": os.getpid(),
                 "coordinator": self._pidfd,
                 "doorbell": worker.bell.fileno(),
                 "channel": theirs.fileno(),
+                "progress": progress,
             }
             os.write(boot, msgpack.packb(record))
             os.lseek(boot, 0, os.SEEK_SET)
@@ -342,19 +299,20 @@ class Monitor(threading.Thread):
                 stdout=writer,
                 stderr=writer,
                 env=environment(worker),
-                pass_fds=(boot, self._pidfd, self._listener, worker.bell.fileno(), theirs.fileno()),
+                pass_fds=(boot, self._pidfd, self._listener, worker.bell.fileno(), theirs.fileno(), progress),
                 start_new_session=True,
             )
             kept.callback(process.wait)
             kept.callback(process.kill)
-            worker.pidfd = os.pidfd_open(process.pid)
+            one.progress = ProgressReader(progress)
+            one.pidfd = os.pidfd_open(process.pid)
             kept.pop_all()
-        worker.process = process
-        worker.channel = DescriptorChannel(ours)
-        worker.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
-        self._watch(worker.pidfd, lambda: self._exited(worker))
-        self._watch(reader, lambda: self._read_output(worker, reader))
-        worker.output_fd = reader
+        one.process = process
+        one.channel = DescriptorChannel(ours)
+        one.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
+        self._watch(one.pidfd, lambda: self._exited(one))
+        self._watch(reader, lambda: self._read_output(one, reader))
+        one.output_fd = reader
 
     def _watch(self, fd: int, action: Callable[[], object]) -> None:
         self._watched[fd] = action
@@ -366,124 +324,125 @@ class Monitor(threading.Thread):
             self._poller.unregister(fd)
             os.close(fd)
 
-    def _read_output(self, worker: Worker, reader: int) -> bool:
+    def _read_output(self, one: Incarnation, reader: int) -> bool:
         """Read what is there and log its lines; False when nothing was."""
         try:
             data = os.read(reader, KEPT_BYTES)
         except BlockingIOError:
             return False
-        lines = worker.output.add(data) if data else worker.output.end()
+        lines = one.output.add(data) if data else one.output.end()
         if not data:
             self._unwatch(reader)
         for line in lines:
-            logging.getLogger(f"outrider.worker.{worker.name}").info("%s", line)
+            logging.getLogger(f"outrider.worker.{one.worker.name}").info("%s", line)
         return bool(data)
 
-    def _send(self, worker: Worker, body: bytes) -> None:
+    def _send(self, one: Incarnation, body: bytes) -> None:
         try:
-            self._router.send_multipart([worker.identity, body])
+            self._router.send_multipart([one.identity, body])
         except zmq.ZMQError as error:
-            log.error("worker %s cannot be reached (%s); it is killed", worker.name, error)
-            self._kill(worker)
+            log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, str(error))
+            self._kill(one, f"it could not be reached ({error})")
 
     def _receive(self) -> None:
         identity, *parts = self._router.recv_multipart()
         body = b"".join(parts)
-        worker = next((one for one in self.workers if one.identity == identity), None)
-        if worker is None:
+        one = next((one for one in self._incarnations() if one.identity == identity), None)
+        if one is None:
             return  # an earlier incarnation's last words
         try:
             message = messages.unpack(body)
         except (WireError, ProtocolMismatchError) as error:
-            log.error("worker %s broke the protocol (%s); it is killed", worker.name, error)
-            self._kill(worker)
+            log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, str(error))
+            self._kill(one, f"it broke the protocol: {error}")
             return
         if isinstance(message, messages.Hello):
-            worker.hello = message
-            self._tell(worker, lifecycle.SaidHello())
+            one.hello = message
+            self._tell(one, lifecycle.SaidHello())
         elif isinstance(message, messages.StartFailed):
-            self._tell(worker, lifecycle.SaidStartFailed(message.reason, message.traceback))
+            self._tell(one, lifecycle.SaidStartFailed(message.reason, message.traceback))
         elif isinstance(message, messages.Failed):
             listener = self.listeners.get(message.session)
             if listener is not None:
                 listener.on_failed(message)
         else:
-            future = self._replies.pop((worker.index, _key_of(message)), None)
+            future = self._replies.pop((one, _key_of(message)), None)
             if future is not None:
                 future.set_result(message)
 
-    def _exited(self, worker: Worker) -> None:
-        assert worker.process is not None
-        self._kill(worker)  # what the provider started and left: until it is waited for, the group's number is its own
-        code = worker.process.wait()
-        self._unwatch(worker.pidfd)
-        worker.pidfd = -1
-        reader = worker.output_fd
+    def _exited(self, one: Incarnation) -> None:
+        assert one.process is not None
+        self._kill(one)  # what the provider started and left: until it is waited for, the group's number is its own
+        code = one.process.wait()
+        self._unwatch(one.pidfd)
+        one.pidfd = -1
+        reader = one.output_fd
         while reader in self._watched:  # what it wrote last; a grandchild may keep the pipe open
-            if not self._read_output(worker, reader):
+            if not self._read_output(one, reader):
                 break
         self._unwatch(reader)
-        with worker._channel_lock:
-            if worker.channel is not None:
-                worker.channel.close()
-                worker.channel = None
-        worker.deadline = None
-        self._tell(worker, lifecycle.Exited(code, worker.tail()))
+        one.close_channel()
+        one.deadline = None
+        self._tell(one, lifecycle.Exited(code, one.output.tail()))
 
-    def _tell(self, worker: Worker, event: lifecycle.Event) -> None:
-        for instruction in worker.life.handle(event):
+    def _tell(self, one: Incarnation, event: lifecycle.Event) -> None:
+        for instruction in one.life.handle(event):
             if isinstance(instruction, lifecycle.Welcome):
-                worker.deadline = None
-                assert worker.hello is not None
-                worker.ready.set_result(worker.hello)
+                one.deadline = None
+                assert one.hello is not None
+                one.ready.set_result(one.hello)
             elif isinstance(instruction, lifecycle.Refuse):
                 if self._closing:
-                    _fail_closed(worker.ready)
+                    _fail_closed(one.ready)
                 else:
-                    worker.ready.set_exception(_unavailable(worker, instruction.reason, instruction.detail))
+                    one.ready.set_exception(_unavailable(one, instruction.reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
-                worker.deaths += 1
-                self._bury(worker, instruction)
+                one.worker.deaths += 1
+                self._bury(one, instruction)
             elif isinstance(instruction, lifecycle.SendStop):
-                self._send(worker, messages.pack(messages.Stop()))
-                worker.deadline = (time.monotonic() + self.patience, self.patience)
+                self._send(one, messages.pack(messages.Stop()))
+                one.deadline = (time.monotonic() + self.patience, self.patience)
             elif isinstance(instruction, lifecycle.Kill):
-                self._kill(worker)
+                self._kill(one)
 
-    def _bury(self, worker: Worker, death: lifecycle.Mourn) -> None:
+    def _bury(self, one: Incarnation, death: lifecycle.Mourn) -> None:
+        name = one.worker.name
         error = WorkerDiedError(
-            f"worker {worker.name} (incarnation {worker.incarnation}, pid {worker.pid}) died: "
-            f"{lifecycle.exit_text(death.code)}."
+            f"worker {name} (incarnation {one.number}, pid {one.pid}) died: {lifecycle.exit_text(death.code)}."
             + (f" Its last output:\n{death.output}" if death.output.strip() else ""),
-            provider=worker.name,
-            incarnation=worker.incarnation,
+            provider=name,
+            incarnation=one.number,
             exit_code=death.code,
             signal=death.signal,
             stderr=death.output,
         )
-        worker.death = error
-        for key in [key for key in self._replies if key[0] == worker.index]:
+        one.death = error
+        for key in [key for key in self._replies if key[0] is one]:
             self._replies.pop(key).set_exception(error.again())
-        for listener in list(self.listeners.values()):
-            listener.on_death(worker, error)
+        if one is one.worker.current:
+            for listener in list(self.listeners.values()):
+                listener.on_death(one, error)
+        else:
+            log.warning("the spare of worker %s died: %s", name, error)
 
-    def _kill(self, worker: Worker) -> None:
-        if worker.process is not None and worker.process.returncode is None:
+    def _kill(self, one: Incarnation, reason: str = "") -> None:
+        if one.process is not None and one.process.returncode is None:
+            one.killed = one.killed or reason
             with contextlib.suppress(ProcessLookupError):  # it is a zombie already; its pidfd will tell
-                os.killpg(worker.process.pid, signal.SIGKILL)
+                os.killpg(one.process.pid, signal.SIGKILL)
 
     def _stop_all(self) -> None:
-        for worker in self.workers:
-            if worker.process is None:
-                worker.life.state = "dead"
-            self._tell(worker, lifecycle.StopAsked())
+        for one in self._incarnations():
+            if one.process is None:
+                one.life.state = "dead"
+            self._tell(one, lifecycle.StopAsked())
         for listener in list(self.listeners.values()):
             listener.on_closed()
 
     def _hurry(self) -> None:
-        for worker in self.workers:
-            if worker.life.state == "stopping" and worker.deadline is not None:
-                worker.deadline = (time.monotonic() + self.patience, self.patience)
+        for one in self._incarnations():
+            if one.life.state == "stopping" and one.deadline is not None:
+                one.deadline = (time.monotonic() + self.patience, self.patience)
 
     def _close(self) -> None:
         for future in self._replies.values():
@@ -495,6 +454,8 @@ class Monitor(threading.Thread):
         self._context.term()
         for worker in self.workers:
             worker.bell.close()
+            for one in worker.incarnations():
+                one.progress = None
         self._wake.close()
         os.close(self._pidfd)
         os.close(self._listener)
@@ -573,6 +534,8 @@ def _key_of(message: messages.Message) -> tuple[Any, ...]:
         return ("Claims", message.session, message.round)
     if isinstance(message, messages.Loaded):
         return ("Loaded", message.session, message.generation)
+    if isinstance(message, messages.Resumed):
+        return ("Resumed", message.session, message.generation)
     if isinstance(message, messages.Unloaded):
         return ("Unloaded", message.session)
     if isinstance(message, messages.Stats):
@@ -584,7 +547,7 @@ def _key_of(message: messages.Message) -> tuple[Any, ...]:
 
 def _session_of(reply: tuple[Any, ...]) -> int | None:
     """The session number that a reply's key has; None for replies that concern no session."""
-    return reply[1] if reply[0] in ("Claims", "Loaded", "Unloaded") else None
+    return reply[1] if reply[0] in ("Claims", "Loaded", "Resumed", "Unloaded") else None
 
 
 def _fail_closed(future: concurrent.futures.Future[Any]) -> None:
@@ -593,8 +556,15 @@ def _fail_closed(future: concurrent.futures.Future[Any]) -> None:
         future.set_exception(SessionClosedError("the fleet was closed", what="fleet"))
 
 
-def _unavailable(worker: Worker, reason: str, detail: str = "") -> ProviderUnavailableError:
+def _present(which: Worker | Incarnation) -> Incarnation:
+    return which.current if isinstance(which, Worker) else which
+
+
+def _gone(one: Incarnation) -> OutriderError:
+    return _unavailable(one, "it is not running")
+
+
+def _unavailable(one: Incarnation, reason: str, detail: str = "") -> ProviderUnavailableError:
     story = f"\n{detail.strip()}" if detail.strip() else ""
-    return ProviderUnavailableError(
-        f"provider {worker.name} is not available: {reason}{story}", provider=worker.name, reason=reason
-    )
+    name = one.worker.name
+    return ProviderUnavailableError(f"provider {name} is not available: {reason}{story}", provider=name, reason=reason)

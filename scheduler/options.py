@@ -298,7 +298,7 @@ class RunOptions(_Options):
 class ProviderSpec(_Options):
     """One provider of a session or fleet: its kind, and how its worker process is started.
 
-    - `kind`: 'cpu', 'null', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells instances apart.
+    - `kind`: 'cpu', 'null', 'chaos', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells instances apart.
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
     - `threads`: CPU threads, None for all usable cores; with strategy 'pipeline' or 'replicate' the session's workers
       share those evenly.

@@ -317,9 +317,7 @@ def _place_constants(problem: _Problem, assignment: _Assignment, claimants: dict
                     break
             work.extend(taken)
         if work:
-            needed.extend(
-                earlier for earlier in _awaited(problem, assignment, work.pop()) if place[earlier] == _FREE
-            )
+            needed.extend(earlier for earlier in _awaited(problem, assignment, work.pop()) if place[earlier] == _FREE)
 
 
 def _awaited(problem: _Problem, assignment: _Assignment, position: int) -> Sequence[int]:

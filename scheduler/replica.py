@@ -16,13 +16,15 @@ import numpy as np
 from outrider.providers.wire import messages
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler.closing import closed_error
-from outrider.scheduler.deploy import Blueprint, Deployer, Generation
+from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.failures import error_of
+from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Admission, Targets
-from outrider.scheduler.monitor import Worker
+from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
+from outrider.scheduler.worker import Incarnation
 from outrider.shm.board import run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -105,10 +107,10 @@ class Replica:
                     self._stories.pop(next(iter(self._stories)))
             self._told.notify_all()
 
-    def on_death(self, worker: Worker, error: WorkerDiedError) -> None:
+    def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
         """A worker died: every run of a generation that used it ends with this error."""
         generation = self.generation
-        if generation is None or worker.index + 1 not in generation.sides:
+        if generation is None or all(side.serving is not died for side in generation.sides.values()):
             return
         self.death = error
         self.ended = True
@@ -135,6 +137,8 @@ class Replica:
             slot.steady.clear()
             slot.repeated = slot.feeds = slot.targets = None
             slot.pending = 0
+        if self.generation is not None:
+            self.generation.close()
         self.generation = None
 
     def install(self, blueprint: Blueprint, generation: Generation) -> None:
@@ -144,9 +148,7 @@ class Replica:
         self.generation = generation
         self.death = None
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
-            death = side.worker.death
-            if death is not None and death.incarnation >= side.incarnation:
-                self.death = death
+            self.death = side.serving.death or self.death
         self.ended = self.closed or self.death is not None
 
     # Called by those who run -----------------------------------------------------------------------------------------

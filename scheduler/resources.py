@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from outrider.scheduler.asynchronous import AsyncRuns
     from outrider.scheduler.fleet import Fleet
     from outrider.scheduler.model import LoadedModel
-    from outrider.scheduler.monitor import Worker
     from outrider.scheduler.runner import Runner
+    from outrider.scheduler.worker import Worker
     from outrider.shm.doorbell import Doorbell
 
 CLOSED = "the session was closed"
@@ -66,12 +66,13 @@ class Resources(Closing):
         if self.runner is not None:
             for replica in self.runner.replicas:
                 replica.on_closed()
-                replica.deployer.fleet.monitor.forget(replica.deployer.session)
+                replica.deployer.fleet.monitor.leave(replica.deployer.session)
 
     def _leave(self, runner: Runner) -> None:
         runner.slots.take_all()  # callers have left
         for replica in runner.replicas:
             replica.release()
+            replica.deployer.fleet.monitor.left(replica.deployer.session)
         runner.slots.give_all()
 
     def _unload(self, runner: Runner) -> None:

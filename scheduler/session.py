@@ -17,7 +17,7 @@ from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
 from outrider.scheduler.closing import check_fork
-from outrider.scheduler.deploy import Blueprint, Deployer
+from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import ProviderUnavailableError, UnsupportedOptionError
 from outrider.scheduler.feeds import check_feeds, requested_outputs
 from outrider.scheduler.fleet import Fleet
@@ -25,8 +25,8 @@ from outrider.scheduler.inplace import Array, Targets, check_target
 from outrider.scheduler.iobinding import IOBinding, empty_for
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
-from outrider.scheduler.monitor import Worker
 from outrider.scheduler.nodearg import NodeArg
+from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
@@ -42,6 +42,7 @@ from outrider.scheduler.steady import Signature, Signatures
 from outrider.scheduler.strategy import replicas
 from outrider.scheduler.trace import run_traced
 from outrider.scheduler.warming import LEARNINGS, Checked, largest_sizes, made_feeds, run_everywhere, timed_partitions
+from outrider.scheduler.worker import Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
 
@@ -147,6 +148,7 @@ class InferenceSession:
                 replica.install(blueprint, generation)
                 self._resources.tracing.installed(replica)
                 return
+            generation.close()
             replica.placer.refuse(blueprint, generation.refused)
             blueprint = replica.placer.replan()
 

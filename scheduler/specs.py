@@ -2,7 +2,7 @@
 
 | entry | means |
 |---|---|
-| `cpu`, `null` | a provider of this package |
+| `cpu`, `null`, `chaos` | a provider of this package |
 | `package.module:Class` | a class that the worker imports |
 | `file.py:Class` | a class in a file; the path becomes absolute and must exist |
 | `CPUExecutionProvider` | `cpu` |
@@ -25,9 +25,12 @@ from typing import Any
 from outrider.scheduler.errors import UnknownProviderError
 from outrider.scheduler.options import ProviderSpec, invalid_option, unsupported_option
 
-BUILT_IN = ("cpu", "null")
-_NOT_BUILT = ("ort", "cuda", "sim", "chaos", "openvino")
-_EXPECTED = "'cpu', 'null', 'package.module:Class', 'file.py:Class', (one of these, dict of options), or a ProviderSpec"
+BUILT_IN = ("cpu", "null", "chaos")
+_NOT_BUILT = ("ort", "cuda", "sim", "openvino")
+_EXPECTED = (
+    "'cpu', 'null', 'chaos', 'package.module:Class', 'file.py:Class', "
+    "(one of these, dict of options), or a ProviderSpec"
+)
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from outrider.scheduler.deploy import Deployer
     from outrider.scheduler.fleet import Fleet
     from outrider.scheduler.inplace import Targets
-    from outrider.scheduler.monitor import Worker
     from outrider.scheduler.replica import Replica, Slot
     from outrider.scheduler.runner import Runner
     from outrider.scheduler.steady import Signature
+    from outrider.scheduler.worker import Worker
 
 log = logging.getLogger("outrider.trace")
 

@@ -27,10 +27,11 @@ WORKER = tuple(f"outrider.providers.{path.stem}" for path in (ROOT / "providers"
 FOLDERS = sorted(path.parent.name for path in (ROOT / "providers").glob("*/__init__.py") if path.parent.name != "wire")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "scheduler/outrider/": ("outrider.scheduler", "outrider.tools"),
-    "scheduler/": ("outrider.scheduler", *CONTRACT),
+    "scheduler/": ("outrider.scheduler", "outrider.__version__", *CONTRACT),
     "providers/contract.py": CONTRACT,
     "providers/wire/": CONTRACT,
     **{f"providers/{name}/": (f"outrider.providers.{name}", *CONTRACT) for name in FOLDERS},
+    "providers/chaos/": ("outrider.providers.chaos", "outrider.providers.loading", *CONTRACT),  # wraps any other
     "providers/": (*WORKER, *CONTRACT),
     "shm/": ("outrider.shm",),
     "tools/": ("outrider.tools", "outrider.scheduler", "outrider.__version__", *CONTRACT),
@@ -41,6 +42,7 @@ OUTSIDE: dict[str, set[str]] = {
     "providers/wire/": {"numpy", "msgpack", "ml_dtypes"},
     "providers/cpu/": {"numpy", "onnx", "ml_dtypes"},
     "providers/null/": {"numpy"},
+    "providers/chaos/": {"numpy"},
     "providers/": {"numpy", "msgpack", "zmq"},
     "shm/": {"numpy"},
     "scheduler/": {"numpy", "msgpack", "zmq", "onnx", "google", "ml_dtypes"},  # google.protobuf comes with onnx

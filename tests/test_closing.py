@@ -142,7 +142,6 @@ def test_close_while_runs_hang(stuck: Stuck, how: str, shared: bool) -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["own fleet", "shared fleet"])
 @pytest.mark.parametrize("where", ["claim", "compile"])
 def test_an_interrupt_while_a_provider_hangs_at_load(stuck: Stuck, where: str, shared: bool) -> None:
-    stuck.armed.touch()
 
     def interrupt() -> None:
         stuck.reached()
@@ -152,6 +151,7 @@ def test_an_interrupt_while_a_provider_hangs_at_load(stuck: Stuck, where: str, s
         given: dict[str, Any] = {"providers": [stuck.provider(where)]}
         if shared:
             given = {"options": SessionOptions(fleet=last.enter_context(Fleet(given["providers"])))}
+        stuck.armed.touch()
         thread = Call(interrupt)
         with pytest.raises(KeyboardInterrupt):
             InferenceSession(chain("Relu"), **given)

@@ -48,9 +48,9 @@ class Worker:
     """Two slots with lanes a -> b -> c and one d beside them; `serve` notes what it is called with."""
 
     def __init__(self) -> None:
-        self.words = memoryview(bytearray(16)).cast("Q")
+        self.words = memoryview(bytearray(32)).cast("Q")
         self.has: set[tuple[str, int]] = set()
-        self.groups = [LaneGroup(self.words, slot) for slot in range(2)]
+        self.groups = [LaneGroup(self.words, slot, 2 + slot) for slot in range(2)]
         for slot, group in enumerate(self.groups):
             a, b, c, d = (Scripted(name, slot, self.words, self.has) for name in "abcd")
             for lane, after in ((a, None), (b, a), (c, b), (d, None)):
@@ -186,7 +186,7 @@ def test_what_was_done_for_each_combination_of_layouts_is_repeated() -> None:
         assert lane.ready() == run
         steady = boards.kept()
         assert steady is not None
-        steady.repeat(run)
+        steady.repeat(run, lambda: False)
         assert done[counts].pop() == sum(counts)
         assert run_of(boards.outputs.words[boards.outputs.index(0, 0)]) == run
         assert run_of(boards.outputs.words[boards.outputs.index(1, 0)]) == run
@@ -241,7 +241,7 @@ def test_results_in_the_output_pool_are_repeated_into_the_blocks_that_are_free()
             assert steady is None
             continue
         assert steady is not None
-        steady.repeat(run)
+        steady.repeat(run, lambda: False)
         assert done[blocks[held]].pop() == 10
         assert not pool.is_free(*blocks[held])
         assert boards.kept() is None

@@ -54,7 +54,7 @@ def test_options_and_settings_stay_with_the_provider():
 
 @pytest.mark.parametrize(
     "entry",
-    ["ort", "ort:SomeEP", "cuda", "cuda:0", "sim:0", "chaos", "openvino", "CUDAExecutionProvider",
+    ["ort", "ort:SomeEP", "cuda", "cuda:0", "sim:0", "openvino", "CUDAExecutionProvider",
      "TensorrtExecutionProvider"],
 )  # fmt: skip
 def test_known_but_not_built(entry):

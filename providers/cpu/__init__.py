@@ -44,6 +44,7 @@ class CpuProvider(Provider):
         self._threads = 1
         self._reshape = True
         self._trace = Trace()
+        self._cancelled: Callable[[], bool] = lambda: False
         self._programs: list[CpuProgram] = []
         self._scratch: Scratch | None = None
 
@@ -63,7 +64,7 @@ class CpuProvider(Provider):
                 provider="cpu", reason=f"reshape={reshape!r} is not a bool",
             )  # fmt: skip
         self._reshape = reshape
-        self._threads, self._trace = context.threads, context.trace
+        self._threads, self._trace, self._cancelled = context.threads, context.trace, context.cancelled
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
         """One claim per node that is served, reasons for the others."""
@@ -73,7 +74,7 @@ class CpuProvider(Provider):
         """Raises ClaimBrokenError when a node of the unit is not served after all."""
         if self._scratch is None:
             self._scratch = Scratch()
-        program = CpuProgram(unit, self._scratch, self._threads, self._trace, self._reshape)
+        program = CpuProgram(unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled)
         self._programs.append(program)
         return program
 

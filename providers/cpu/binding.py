@@ -23,6 +23,10 @@ from outrider.providers.cpu.modes import immediate
 from outrider.providers.cpu.records import BOUND, Record
 from outrider.providers.wire.failures import fail
 
+# Steps between two looks whether the run was cancelled. A look takes 0.2 us, which the smallest steps take too, and those
+# of a program with so many bytes of scratch memory ten times as long, or a million.
+GROUP, LARGE_GROUP, LARGE = 32, 8, 1 << 20
+
 
 class LateOp(Protocol):
     """A node of the unbound stretch."""
@@ -89,9 +93,25 @@ class Binding:
         self.records = records
         self.placed = placed
         self.late = [record.late for record in records if record.late is not None]
-        self.steps = (*itertools.chain.from_iterable([record.steps for record in records]), *ending)
+        self._ending = ending
+        self._group = LARGE_GROUP if plan.region.high >= LARGE else GROUP
+        self.steps = self._line()
         self.results = tuple(LATE_ITEM if n == ABSENT else self.item(n) for n in block.results)
         self._releases = self._last_readers()
+
+    def _line(self) -> tuple[Callable[[], Any], ...]:
+        """The bound steps, and between two groups of them a look whether the run goes on."""
+        steps = self._bound_steps()
+        if len(steps) <= self._group:
+            return tuple(steps)
+        line: list[Callable[[], Any]] = []
+        for start in range(0, len(steps), self._group):
+            line += steps[start : start + self._group]
+            line.append(self.code.stop_if_cancelled)
+        return tuple(line[:-1])
+
+    def _bound_steps(self) -> list[Callable[[], Any]]:
+        return [*itertools.chain.from_iterable([record.steps for record in self.records]), *self._ending]
 
     @property
     def region(self) -> Region:
@@ -107,9 +127,9 @@ class Binding:
 
     @cached_property
     def _owners(self) -> Sequence[Op | None]:
-        """Per step the op to name when it fails."""
+        """Per bound step the op to name when it fails."""
         owners: list[Op | None] = [record.op for record in self.records for _ in record.steps]
-        return owners + [None] * (len(self.steps) - len(owners))
+        return owners + [None] * len(self._ending)
 
     def _last_readers(self) -> list[tuple[int, ...]]:
         """Per late op, the late values that nobody reads after it."""
@@ -137,8 +157,11 @@ class Binding:
             for step in steps:
                 step()
         except Exception as cause:
-            self._failed(self._owners[len(self.steps) - operator.length_hint(steps) - 1], cause)
+            groups, at = divmod(len(self.steps) - operator.length_hint(steps) - 1, self._group + 1)
+            looked = at == self._group  # and the run was cancelled
+            self._failed(None if looked else self._owners[groups * self._group + at], cause)
         for late, dead in zip(self.late, self._releases, strict=True):
+            self.code.stop_if_cancelled()
             late(env, self)
             for number in dead:
                 env.pop(number, None)
@@ -152,8 +175,9 @@ class Binding:
 
     def _run_traced(self, env: dict[int, Any]) -> None:
         """`run_inside` with a span per node, and one for copies into places."""
-        pairs = zip(self.steps, self._owners, strict=True)
+        pairs = zip(self._bound_steps(), self._owners, strict=True)
         for _, line in itertools.groupby(pairs, key=lambda pair: None if pair[1] is None else id(pair[1].origin)):
+            self.code.stop_if_cancelled()
             start = monotonic_ns()
             for step, op in line:
                 try:

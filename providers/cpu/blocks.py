@@ -10,13 +10,13 @@ Numbers are unique over a unit and all its bodies, so a branch whose condition i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import ClaimBrokenError, Node, Trace, Value
+from outrider.providers.contract import ClaimBrokenError, Node, RunCancelledError, Trace, Value
 from outrider.providers.cpu.claims import serve
 from outrider.providers.cpu.items import KNOWN, Item
 from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
@@ -61,7 +61,10 @@ class Block:
 
 
 class Code:
-    """A compiled unit, before any signature is known. `reshape`: bindings are made from earlier ones."""
+    """A compiled unit, before any signature is known. `reshape`: bindings are made from earlier ones.
+
+    `cancelled`: whether the present run was cancelled, see `Context`.
+    """
 
     def __init__(
         self,
@@ -71,9 +74,11 @@ class Code:
         constants: Mapping[str, np.ndarray],
         trace: Trace | None = None,
         reshape: bool = True,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.trace = Trace() if trace is None else trace
         self.reshape = reshape
+        self.cancelled = cancelled
         self.names: list[str] = []
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -87,6 +92,11 @@ class Code:
         scope: dict[str, int] = {}
         formals = [self._define(scope, value.name) for value in inputs]
         self.top = self._block("", nodes, formals, outputs, [scope])
+
+    def stop_if_cancelled(self) -> None:
+        """Raises RunCancelledError if the present run was cancelled."""
+        if self.cancelled():
+            raise RunCancelledError("the run was cancelled between two steps", reason="cancelled")
 
     @property
     def reference_nodes(self) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ class Body:
 
     def call(self, formals: Sequence[Any], env: dict[int, Any]) -> list[Any]:
         """Run the body; `env` is that of the program around it. The results are the caller's to keep."""
+        self._code.stop_if_cancelled()
         given = [*formals, *[env[number] for number in self.late]]
         return self._bind(given).call(given)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,16 @@ class CpuProgram(Program):
     """Made from a unit. Levels 'none', 'basic' and 'all' are one today: nodes as written, each by its kernel."""
 
     def __init__(
-        self, unit: Unit, scratch: Scratch, threads: int, trace: Trace | None = None, reshape: bool = True
+        self,
+        unit: Unit,
+        scratch: Scratch,
+        threads: int,
+        trace: Trace | None = None,
+        reshape: bool = True,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         nodes = (*unit.constant_nodes, *unit.nodes)
-        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape)
+        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled)
         self.bound = 0
         self.unbound_nodes = 0
         self._lineage = Lineage(self.code, self.code.top, scratch, threads)

@@ -21,3 +21,9 @@ class KernelError(OutriderError, RuntimeError):
     """A kernel raised while its unit ran. The worker lives on; the next run may succeed."""
 
     _fields = ("provider", "node", "op", "opset", "inputs", "cause", "remote_traceback")
+
+
+class RunCancelledError(OutriderError, RuntimeError):
+    """The run was cancelled, by its CancelToken or its Future. `reason` says by what."""
+
+    _fields = ("reason",)

@@ -139,7 +139,7 @@ def _runs(made: InferenceSession) -> bool:
 
 def _kill(fleet: Fleet) -> float:
     """Kill the fleet's only worker; the moment before."""
-    process = fleet.workers[0].process
+    process = fleet.workers[0].current.process
     assert process is not None
     start = time.perf_counter()
     os.kill(process.pid, signal.SIGKILL)
