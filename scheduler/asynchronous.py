@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from outrider.scheduler.closing import closed_error
+from outrider.scheduler.pickling import refusing
 from outrider.scheduler.replica import Slot
 from outrider.scheduler.slots import Hold, Slots, Ticket
 
@@ -45,6 +46,8 @@ class RunFuture(concurrent.futures.Future[list[Any]]):
     def __init__(self) -> None:
         super().__init__()
         self._condition = _Condition()
+
+    __reduce__ = refusing("RunFuture", "its run belongs to this process; pickle its result() instead")
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return asyncio.wrap_future(self).__await__()

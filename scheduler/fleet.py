@@ -20,6 +20,7 @@ from outrider.scheduler.cores import thread_share, usable_cores
 from outrider.scheduler.errors import OutriderError, ProviderUnavailableError
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.pickling import refusing
 from outrider.scheduler.probing import Probes
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
@@ -114,6 +115,8 @@ class Fleet:
         A worker that is busy for 5 s is killed. As for `InferenceSession.close`, it may be called from anywhere.
         """
         self._workers.close()
+
+    __reduce__ = refusing("Fleet", "its workers belong to this process; make one in the other process")
 
     def __enter__(self) -> Fleet:
         return self

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
 from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
+from outrider.scheduler.pickling import refusing
 from outrider.shm.spin import MAX_MICROSECONDS
 
 OPTIMIZATIONS = ("none", "basic", "all")
@@ -94,6 +95,10 @@ class _Options:
                 shown.append(f"{one.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _remade, (type(self), {key: dict(v) if isinstance(v, Mapping) else v for key, v in given.items()})
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -142,6 +147,10 @@ class _Options:
         value = getattr(self, name)
         if value != default:
             raise unsupported_option(f"{type(self).__name__}.{name}", value, reason)
+
+
+def _remade(kind: type[_Options], given: dict[str, Any]) -> Any:
+    return kind(**given)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -271,6 +280,8 @@ class CancelToken:
     def cancelled(self) -> bool:
         """Whether `cancel` was called."""
         return self._event.is_set()
+
+    __reduce__ = refusing("CancelToken", "it cancels runs of this process; make one in the other process")
 
     def __repr__(self) -> str:
         return f"<CancelToken {'cancelled' if self.cancelled else 'not cancelled'}>"

@@ -16,7 +16,7 @@ from outrider.providers.wire.graph import TensorRef
 from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
-from outrider.scheduler.closing import check_fork
+from outrider.scheduler.closing import check_fork, closed_error
 from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import ProviderUnavailableError, UnsupportedOptionError
 from outrider.scheduler.feeds import check_feeds, requested_outputs
@@ -30,6 +30,7 @@ from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
+from outrider.scheduler.pickling import Recipe
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.replica import Replica, Slot
 from outrider.scheduler.report import PlacementReport
@@ -58,7 +59,7 @@ class InferenceSession:
     `sess_options` (onnxruntime's position) or `options`: a SessionOptions. Raises the errors of options and
     providers, then those of the model, before any process starts; then ProviderUnavailableError, UnsupportedOpError,
     PinDeclinedError, ClaimBrokenError and their kin. A context manager; `close` is idempotent, and results stay valid
-    after it.
+    after it. Pickled, a session from a path is made anew from that path where it is unpickled.
     """
 
     @limits_told()
@@ -78,6 +79,7 @@ class InferenceSession:
         tracing = self._resources.tracing
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._finalizer.atexit = False  # see `closing.py`
+        self._recipe = Recipe.of(model, specs, chosen, threads)
         self._forks = forks()
         self._lock = threading.Lock()
         try:
@@ -517,6 +519,12 @@ class InferenceSession:
         the process that made the session it does nothing: there is nothing there to close.
         """
         self._resources.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See `pickling.py`. Raises NotPicklableError, SessionClosedError."""
+        if self._resources.closed:
+            raise closed_error("session", CLOSED)
+        return self._recipe.reduced(type(self))
 
     def __enter__(self) -> InferenceSession:
         return self
