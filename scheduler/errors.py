@@ -32,9 +32,9 @@ __all__ = [
     "ForkedSessionError", "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError",
     "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "NotPicklableError", "OutOfMemoryError",
     "OutputNotFoundError", "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError",
-    "ProviderContractError", "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
-    "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError", "UnknownOptionError",
-    "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError",
+    "ProviderContractError", "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError",
+    "RunTimeoutError", "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError",
+    "UnknownOptionError", "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError",
     "WorkerDiedError",
 ]  # fmt: skip
 
