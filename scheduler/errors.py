@@ -34,8 +34,8 @@ __all__ = [
     "OutputNotFoundError", "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError",
     "ProviderContractError", "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError",
     "RunTimeoutError", "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError",
-    "UnknownOptionError", "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError",
-    "WorkerDiedError",
+    "UnknownOptionError", "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError",
+    "WeightFileChangedError", "WireError", "WorkerDiedError",
 ]  # fmt: skip
 
 
