@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -33,13 +34,18 @@ _exiting: int | None = None  # the thread in which the interpreter exits
 
 
 class Closing:
-    """What is closed once. Subclasses say how; each of their methods may be called again after an interrupt."""
+    """What is closed once, at the latest when its `owner` is dropped, which it must not know.
 
-    def __init__(self) -> None:
+    Subclasses say how; each of their methods may be called again after an interrupt.
+    """
+
+    def __init__(self, owner: object) -> None:
         self.pid = os.getpid()
         self.closed = False  # or being closed
         self._done = False
         self._lock = threading.Lock()
+        self._finalizer = weakref.finalize(owner, self.close)
+        self._finalizer.atexit = False  # `_leave_all` knows better
         _open[id(self)] = self
 
     def release(self) -> None:
@@ -79,6 +85,7 @@ class Closing:
                 if held and not self._done:
                     self.release()
                     self._done = True
+                    self._finalizer.detach()
                     _open.pop(id(self), None)
         finally:
             if held:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from outrider.scheduler.asynchronous import AsyncRuns
     from outrider.scheduler.fleet import Fleet
     from outrider.scheduler.model import LoadedModel
+    from outrider.scheduler.replica import Replica
     from outrider.scheduler.runner import Runner
+    from outrider.scheduler.supervisor import Supervisor
     from outrider.scheduler.worker import Worker
     from outrider.shm.doorbell import Doorbell
 
@@ -21,15 +23,16 @@ CLOSED = "the session was closed"
 
 
 class Resources(Closing):
-    """All that a session holds. It knows nothing of the session, so that one that is dropped is closed."""
+    """All that a session holds, but for itself."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, owner: object) -> None:
+        super().__init__(owner)
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
         self.tracing = Tracing()
         self.asynchronous: AsyncRuns
         self.runner: Runner | None = None
+        self.supervisors: dict[Replica, Supervisor] = {}
         self.workers: Sequence[Worker] = ()
         self.bells: Sequence[Doorbell] = ()
 
@@ -47,6 +50,8 @@ class Resources(Closing):
                 if self.own_fleet is None:
                     last_first.callback(self._unload, self.runner)
                 last_first.callback(self._leave, self.runner)
+                for supervisor in self.supervisors.values():
+                    last_first.callback(supervisor.close)
                 last_first.callback(self.asynchronous.close, closed_error("session", CLOSED))
             if self.own_fleet is not None:
                 last_first.callback(self.own_fleet.close_here)
@@ -62,17 +67,16 @@ class Resources(Closing):
         return 0.0 if self.runner is None else self.runner.replicas[0].deployer.fleet.monitor.patience
 
     def _tell(self) -> None:
-        """Callers leave, and nobody waits for an answer that concerns this session."""
+        """Callers leave."""
         if self.runner is not None:
             for replica in self.runner.replicas:
+                replica.deployer.fleet.monitor.listeners.pop(replica.deployer.session, None)
                 replica.on_closed()
-                replica.deployer.fleet.monitor.leave(replica.deployer.session)
 
     def _leave(self, runner: Runner) -> None:
         runner.slots.take_all()  # callers have left
         for replica in runner.replicas:
             replica.release()
-            replica.deployer.fleet.monitor.left(replica.deployer.session)
         runner.slots.give_all()
 
     def _unload(self, runner: Runner) -> None:
