@@ -195,7 +195,7 @@ def test_close_in_the_middle_of_stats_and_traces(stuck: Stuck, tmp_path: Path) -
     stuck.reached()
     stats = Call(session.stats)
     trace = Call(lambda: session.stop_trace(tmp_path / "trace.json"))
-    until(lambda: len(session._fleet.monitor._replies) == 2)
+    until(lambda: len(session._fleet.monitor._replies) >= 2)
     assert Call(session.close).end() is None
     assert isinstance(run.end(), errors.SessionClosedError)
     for call in (stats, trace):
