@@ -20,8 +20,9 @@ from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import BrokenEdgeError, WireError
 from outrider.scheduler import blame, recovery
+from outrider.scheduler.closing import closed_error
 from outrider.scheduler.deploy import Deployer
-from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.evidence import begun, first_void
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.generation import Generation
@@ -338,7 +339,7 @@ class Replica:
     def check(self, slot: Slot | None = None, run: int = 0) -> None:
         """Raises what ends a run, or keeps one from beginning (without `run`): an error, or RunAgain."""
         if self.closed:
-            raise SessionClosedError("the session was closed", what="session")
+            raise closed_error("session", "the session was closed")
         if run:
             with self._lock:
                 verdict = self._verdicts.pop(run, None)
@@ -409,7 +410,7 @@ class Replica:
         if found is not None:
             return found
         if told:
-            return SessionClosedError("the session was closed while a run was failing", what="session")
+            return closed_error("session", "the session was closed while a run was failing")
         partition, board = first_void(generation, slot.index, run) or (0, generation.dones[0][0])
         if generation.sides[board].serving is not serving[board] or serving[board].death is not None:
             return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])
