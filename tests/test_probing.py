@@ -263,8 +263,8 @@ def test_the_doctor_tells_how_a_provider_fails(place: Place, capsys: pytest.Capt
     for fault, deadline, words in (
         ("claim=crash", 30, ("FAILS", "SIGABRT while it was asked what it claims", "my last words", "not fit for use")),
         ("start=crash", 30, ("FAILS", "SIGSEGV", "in setup", "not fit for use")),
-        ("start=raise", 30, ("FAILS", "no device of mine is here")),
-        ("claim=raise", 30, ("FAILS", "ZeroDivisionError: claim went wrong")),
+        ("start=raise", 30, ("FAILS", "no device of mine is here", "Traceback", "in setup")),
+        ("claim=raise", 30, ("FAILS", "ZeroDivisionError: claim went wrong", "Traceback", "in claim")),
         ("claim=hang", 1, ("FAILS", "within 1 s", "not fit for use")),
     ):
         code, out, _ = doctor(capsys, entry, log, "--option", fault, "--deadline", str(deadline))
