@@ -150,6 +150,8 @@ def test_one_that_is_not_required_is_skipped_with_the_reason(place: Place) -> No
             told = session.health()[place.entry()[0]]
             assert told["state"] == "absent" and "SIGABRT" in told["reason"]
             assert "SIGABRT" in str(session.placement())
+            with pytest.raises(errors.ProviderUnavailableError, match="does without .*SIGABRT"):
+                session.restart(place.entry()[0])
 
 
 def test_other_options_and_a_changed_file_are_probed_anew(place: Place) -> None:
