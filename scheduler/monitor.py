@@ -384,7 +384,7 @@ class Monitor(threading.Thread):
         one.close_channel()
         one.deadline = None
         one.facts = self._facts(one, code)
-        self._tell(one, lifecycle.Exited(code, story.last_words(one.facts)))
+        self._tell(one, lifecycle.Exited(code, story.last_words(one.facts, said=one.life.cause == "raised")))
         one.ended.set_result(None)
 
     def _tell(self, one: Incarnation, event: lifecycle.Event) -> None:
