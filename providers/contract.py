@@ -35,7 +35,8 @@ from outrider.shm.errors import OutriderError
 
 __all__ = [
     "Claim", "Context", "Decline", "Graph", "KernelError", "Node", "Program", "Provider", "ProviderContractError",
-    "ProviderUnavailableError", "ClaimBrokenError", "Run", "RunCancelledError", "Shape", "TensorRef", "Trace", "Unit", "Value",
+    "ProviderUnavailableError", "ClaimBrokenError", "Run", "RunCancelledError", "Shape", "TensorRef", "Trace", "Unit",
+    "Value",
 ]  # fmt: skip
 
 
@@ -83,8 +84,8 @@ class Context:
     `trace`: for a provider that wants its own steps in traces: while `trace.on`, tell them by `trace.span(name, start,
     end, op, nbytes)`. `incarnation`: which start of this worker it is, counted from 1.
 
-    `cancelled`: for one whose runs are long: `cancelled()` is True as soon as nobody waits any more for the run that the
-    provider is called for. It may then stop at once, by raising RunCancelledError or anything else: what it would have
+    `cancelled`: for one whose runs are long: `cancelled()` is True as soon as nobody waits any more for the run that
+    the provider is called for. It may then stop at once, by raising RunCancelledError or anything else: what it would have
     returned is dropped. It costs 0.1 microseconds. One that does not look is stopped before its next unit, or ended.
     """
 

@@ -11,29 +11,40 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic, monotonic_ns
 from typing import Any
 
 import numpy as np
 
-from outrider.providers.adapters import compile_unit
 from outrider.providers.binding import BINDINGS, BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
-from outrider.providers.contract import Provider, Unit
+from outrider.providers.contract import Provider
 from outrider.providers.lanes import Lane, LaneGroup, Present, serve_ready
+from outrider.providers.programs import Compiled, Programs
 from outrider.providers.steady import Block, Call, Outcome, Steady
 from outrider.providers.targets import Targets
-from outrider.providers.tracing import repeated, run_unit, unit_name, written
+from outrider.providers.tracing import repeated, run_unit, written
 from outrider.providers.wire import values
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.providers.wire.failures import error_to_plain, fail
-from outrider.providers.wire.messages import CANCEL, START, Failed, Load, Message, PartitionPlan, plan_of
-from outrider.providers.wire.pack import unpack_graph
-from outrider.providers.wire.spans import Args, Recorder, Trace, timed
-from outrider.shm.board import ENCODED, NONE, STRONG_ORDER, VOID, BoardReader, BoardWriter, Layout, number_of
+from outrider.providers.wire.messages import CANCEL, START, Failed, Load, Message, PartitionPlan, Resume, plan_of
+from outrider.providers.wire.spans import Args, Recorder, Trace
+from outrider.shm.board import (
+    ENCODED,
+    NONE,
+    STRONG_ORDER,
+    VOID,
+    BoardReader,
+    BoardWriter,
+    Layout,
+    arena_start,
+    number_of,
+    run_of,
+)
 from outrider.shm.doorbell import Doorbell
-from outrider.shm.leases import PoolWriter
+from outrider.shm.leases import PoolWriter, callers_half
 from outrider.shm.places import Places
 from outrider.shm.progress import LOAD, RUN, WHAT, ProgressWriter, what
 from outrider.shm.segment import Segment
@@ -142,98 +153,62 @@ def _stays(argument: Any) -> bool:
     return argument is None or (type(argument) is np.ndarray and argument.dtype != object)
 
 
-class LoadedSession:
-    """What `Load` makes of a message. `refused` lists the units that did not compile; then nothing runs."""
+@dataclass(frozen=True)
+class Services:
+    """What a session uses of its worker. `take`: the descriptor behind an id; `send`: to the coordinator."""
 
-    def __init__(
-        self,
-        message: Load,
-        provider: Provider,
-        provider_name: str,
-        take: Callable[[int], int],
-        constants: Constants,
-        send: Callable[[Message], None],
-        trace: Trace,
-        progress: ProgressWriter,
-        present: Present,
-    ) -> None:
+    provider: Provider
+    name: str
+    take: Callable[[int], int]
+    send: Callable[[Message], None]
+    trace: Trace
+    progress: ProgressWriter
+    present: Present
+
+
+class LoadedSession:
+    """What `Load` makes of a message: the programs of its partitions, and after `attach` their lanes.
+
+    `refused` lists the units that did not compile; then nothing runs.
+    """
+
+    def __init__(self, message: Load, services: Services, programs: Programs, constants: Constants) -> None:
         self.session = message.session
         self.generation = message.generation
-        self.provider = provider
-        self.provider_name = provider_name
+        self.provider = services.provider
+        self.provider_name = services.name
         self.counters = Counters()
         self.refused: list[dict[str, Any]] = []
         self.spin = Spin(message.spin_us)
-        self._send = send
-        self._trace = trace
-        self._recorder = trace.recorder
-        self._progress = progress
-        self._doing = progress.words
-        self._present = present
-        self._unloads: list[Callable[[], None]] = []
-        self._constants = constants
-        slots, own = message.slots, message.own
-        pool = _mapped(take(message.pool), writable=True)
-        memories = {one["memory"]: _mapped(take(one["segment"]), writable=False) for one in message.memories}
-        memories[own] = pool
-        plans = [plan_of(body) for body in message.partitions]
-        buffers = {output["edge"]: output["buffer"] for plan in plans for output in plan.outputs}
-        readers: dict[int, BoardReader] = {}
-        for entry in message.boards:
-            board, edges = entry["board"], entry["edges"]
-            segment = _mapped(take(entry["segment"]), writable=board == own)
-            if board == own:
-                self._board = BoardWriter(segment, edges, slots, message.generation)
-                self._places = Places(segment, self._board, edges, slots, buffers)
-            # Its own board too: a partition may read what an earlier one of the same worker wrote.
-            shown = memories if board == 0 else None
-            readers[board] = BoardReader(segment, edges, slots, message.generation, shown)
+        self.groups: list[LaneGroup] = []
+        self.keys: set[int] = set()
+        self._message = message
+        self._send = services.send
+        self._trace = services.trace
+        self._recorder = services.trace.recorder
+        self._progress = services.progress
+        self._doing = services.progress.words
+        self._present = services.present
+        self._places: Places | None = None
+        take, own = services.take, message.own
+        self._own_pool = _mapped(take(message.pool), writable=True)
+        self._memories = {one["memory"]: _mapped(take(one["segment"]), writable=False) for one in message.memories}
+        self._memories[own] = self._own_pool
+        self._segments = {
+            one["board"]: _mapped(take(one["segment"]), writable=one["board"] == own) for one in message.boards
+        }
         self._bells = {board: Doorbell(take(fd)) for board, fd in message.bells.items()}
         self._slot_bells = [Doorbell(take(fd)) for fd in message.slot_bells]
-        self._pool = PoolWriter(
-            pool,
-            readers[0].segment.words,
-            message.pool_words,
-            message.pool_blocks,
-            limit=message.pool_bytes,
-            memory=own,
-        )
-        caller = readers[0]
-        self.groups = [
-            LaneGroup(caller.words, caller.index(START, slot), caller.index(CANCEL, slot)) for slot in range(slots)
-        ]
         self._lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
-        for plan in plans:
-            partition = self._partition(plan, message, readers)
-            if partition is None:
-                continue
-            for slot, group in enumerate(self.groups):
-                bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
-                doing = what(RUN, self.session, slot, plan.partition)
-                lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells, doing)
-                group.add(lane, self._lanes.get((plan.after, slot)))
+        self._plans = [plan_of(body) for body in message.partitions]
+        self._compiled = [self._compile(plan, programs, constants) for plan in self._plans]
 
-    def _partition(self, plan: PartitionPlan, message: Load, readers: Mapping[int, BoardReader]) -> Partition | None:
-        ports = {
-            one["name"]: OutputPort(one["name"], one["edge"], one["result"], one["inside"]) for one in plan.outputs
-        }
-        units: list[BoundUnit] = []
+    def _compile(self, plan: PartitionPlan, programs: Programs, constants: Constants) -> list[Compiled]:
+        compiled: list[Compiled] = []
         for index, body in enumerate(plan.units):
-            graph = self._constants.graph(unpack_graph(body["graph"]))
-            count = body["constants"]
-            unit = Unit(
-                nodes=graph.nodes[count:],
-                inputs=graph.inputs,
-                outputs=graph.outputs,
-                constants=graph.constants,
-                constant_nodes=graph.nodes[:count],
-                optimization=message.optimization,
-                opsets=graph.opsets,
-            )
             self._progress.begin(LOAD, self.session, plan.partition, index)
             try:
-                with timed(self._recorder, "compile", unit_name(unit), {"partition": plan.partition}):
-                    program, unload = compile_unit(self.provider, unit)
+                made = programs.get(body, constants, self._message.optimization, self._recorder, plan.partition)
             except (Exception, SystemExit) as error:  # a provider may raise anything: the refusal carries its story
                 plain = error_to_plain(error)
                 self.refused.append(
@@ -245,24 +220,88 @@ class LoadedSession:
                     }
                 )
                 continue
-            self._unloads.append(unload)
-            outputs = [ports[value.name] for value in graph.outputs]
-            units.append(
-                BoundUnit(
-                    self.provider_name,
-                    unit,
-                    program,
-                    outputs,
-                    self._places,
-                    self._board,
-                    self._pool,
-                    self.counters,
-                    self._trace,
-                )
+            self.keys.add(body["key"])
+            compiled.append(made)
+        return compiled
+
+    @property
+    def attached(self) -> bool:
+        """Whether it serves runs."""
+        return self._places is not None
+
+    def attach(self, resume: Resume | None = None, successor: int = 0) -> None:
+        """Take up the pen: make the lanes, and serve what is not done.
+
+        `resume`: what the dead predecessor of this worker left, which it must leave alone; `successor`: see
+        `BoardWriter`. Raises OutOfMemoryError.
+        """
+        message = self._message
+        slots, own, segment = message.slots, message.own, self._segments[message.own]
+        edges = {entry["board"]: entry["edges"] for entry in message.boards}
+        buffers = {output["edge"]: output["buffer"] for plan in self._plans for output in plan.outputs}
+        region = None
+        if resume is not None:
+            region = resume.first, resume.end
+            _give_up(segment, arena_start(edges[own], slots), segment.nbytes, resume.keep)
+            _give_up(self._own_pool, 0, callers_half(self._own_pool), [taken[1:3] for taken in resume.taken])
+        self._board = BoardWriter(segment, edges[own], slots, message.generation, successor)
+        places = Places(segment, self._board, edges[own], slots, buffers, region)
+        # Its own board too: a partition may read what an earlier one of the same worker wrote.
+        readers = {
+            board: BoardReader(one, edges[board], slots, message.generation, self._memories if board == 0 else None)
+            for board, one in self._segments.items()
+        }
+        self._pool = PoolWriter(
+            self._own_pool,
+            readers[0].segment.words,
+            message.pool_words,
+            message.pool_blocks,
+            limit=message.pool_bytes,
+            memory=own,
+            taken=[] if resume is None else [(one[0], one[1], one[2], one[3]) for one in resume.taken],
+        )
+        self._places = places
+        caller = readers[0]
+        groups = [
+            LaneGroup(caller.words, caller.index(START, slot), caller.index(CANCEL, slot)) for slot in range(slots)
+        ]
+        for plan, compiled in zip(self._plans, self._compiled, strict=True):
+            partition = self._partition(plan, compiled, readers, places)
+            for slot, group in enumerate(groups):
+                bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
+                doing = what(RUN, self.session, slot, plan.partition)
+                lane = self._lanes[plan.partition, slot] = Lane(partition, slot, bells, doing)
+                lane.last = run_of(readers[own].word(plan.done, slot))
+                group.add(lane, self._lanes.get((plan.after, slot)))
+        for group in groups:
+            group.resume()
+        self.groups = groups
+        if resume is not None:
+            for bell in (*self._bells.values(), *self._slot_bells):
+                bell.ring()  # the predecessor may have died between a word and its ring
+
+    def _partition(
+        self, plan: PartitionPlan, compiled: Sequence[Compiled], readers: Mapping[int, BoardReader], places: Places
+    ) -> Partition:
+        ports = {
+            one["name"]: OutputPort(one["name"], one["edge"], one["result"], one["inside"]) for one in plan.outputs
+        }
+        units = [
+            BoundUnit(
+                self.provider_name,
+                one.unit,
+                one.program,
+                [ports[value.name] for value in one.unit.outputs],
+                places,
+                self._board,
+                self._pool,
+                self.counters,
+                self._trace,
             )
-        if self.refused:
-            return None
-        inputs = [InputPort(e["name"], readers[e["board"]], e["edge"], message.slots) for e in plan.inputs]
+            for one in compiled
+        ]
+        slots = self._message.slots
+        inputs = [InputPort(e["name"], readers[e["board"]], e["edge"], slots) for e in plan.inputs]
         targets = Targets(readers[0], {one["name"]: one["target"] for one in plan.outputs if one["target"] >= 0})
         return Partition(plan, inputs, units, targets)
 
@@ -331,8 +370,9 @@ class LoadedSession:
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""
-        partition, slot, board = lane.partition, lane.slot, self._board
-        changes = self._places.changes[slot]
+        partition, slot, board, places = lane.partition, lane.slot, self._board, self._places
+        assert places is not None
+        changes = places.changes[slot]
         outcome = partition.run(slot, self._recorder, self._present.cancelled)
         if outcome is None:
             self._void(lane, run, "void")
@@ -342,8 +382,8 @@ class LoadedSession:
         self._pool.published()
         board.publish(partition.done, slot, run, 1)
         # A later unit may have moved the buffer of an earlier one: a run in which nothing changed is kept.
-        if outcome.calls is not None and STRONG_ORDER and changes == self._places.changes[slot]:
-            lane.keep(Steady(board, self._places, self._pool, slot, outcome, partition.done))
+        if outcome.calls is not None and STRONG_ORDER and changes == places.changes[slot]:
+            lane.keep(Steady(board, places, self._pool, slot, outcome, partition.done))
 
     def _void(self, lane: Lane, run: int, why: str) -> None:
         """Nothing of this run will come from here: whoever waits shall not wait in vain."""
@@ -361,28 +401,31 @@ class LoadedSession:
             runs, seconds = lane.total()
             total[1] += runs
             total[2] += seconds
+        places = self._places
         return {
             "bound": self.counters.bound,
             "copies": self.counters.copies,
             "copied_bytes": self.counters.copied_bytes,
-            "allocated_bytes": self._places.allocated_bytes + self._pool.pooled_bytes(),
-            "edge_bytes": self._places.allocated_bytes,
-            "edge_bytes_unshared": self._places.unshared_bytes,
+            "allocated_bytes": 0 if places is None else places.allocated_bytes + self._pool.pooled_bytes(),
+            "edge_bytes": 0 if places is None else places.allocated_bytes,
+            "edge_bytes_unshared": 0 if places is None else places.unshared_bytes,
             "partitions": list(totals.values()),
         }
 
     def unload(self) -> None:
-        """Forget the programs; mappings go when nothing refers to them."""
-        for unload in self._unloads:
-            try:
-                unload()
-            except (Exception, SystemExit):  # anyone's unload(): the others must not suffer from it
-                log.exception("provider %s failed to unload a unit", self.provider_name)
-        self._unloads.clear()
-        self.groups.clear()
+        """Forget the lanes; mappings go when nothing refers to them."""
+        self.groups = []
         self._lanes.clear()
         for bell in (*self._bells.values(), *self._slot_bells):
             bell.close()
+
+
+def _give_up(segment: Segment, first: int, end: int, keep: Sequence[list[int]]) -> None:
+    """Return the memory between `first` and `end` but for the (offset, bytes) in `keep`."""
+    for offset, nbytes in sorted(keep):
+        segment.discard(first, offset - first)
+        first = max(first, offset + nbytes)
+    segment.discard(first, end - first)
 
 
 def _mapped(fd: int, writable: bool) -> Segment:

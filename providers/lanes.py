@@ -117,6 +117,22 @@ class LaneGroup:
         self.count += 1
         self.waiting, self.left = list(self.first), self.count
 
+    def resume(self) -> None:
+        """Go on from what the lanes have served (`Lane.last`): all of the present run, part of it, or nothing."""
+        run = self.run()
+        waiting = list(self.first)
+        self.waiting, self.left = [], 0
+        for lane in waiting:  # grows while it is walked
+            if lane.last >= run:
+                waiting += lane.followers
+            else:
+                self.waiting.append(lane)
+        self.left = self.count - (len(waiting) - len(self.waiting))
+        if self.left:
+            self.ended = run - 1
+        else:
+            self.waiting, self.left, self.ended = list(self.first), self.count, run
+
     def run(self) -> int:
         """The run that the start word names."""
         return run_of(self.words[self.start])

@@ -5,8 +5,9 @@ worker's doorbell in between. *control* owns the ZeroMQ socket and watches the c
 to main by a deque and the doorbell. If the coordinator dies, control ends the process at once; while native code holds
 the GIL, the parent-death signal does.
 
-The boot record (msgpack in a memfd): endpoint, identity, name, kind, options, device, threads, incarnation, and the
-numbers of inherited descriptors: `coordinator` (pidfd), `doorbell`, `channel`, `progress`.
+The boot record (msgpack in a memfd): endpoint, identity, name, kind, options, device, threads, incarnation, spare
+(whether it is started ahead, and waits on a doorbell of its own), and the numbers of inherited descriptors:
+`coordinator` (pidfd), `doorbell`, `channel`, `progress`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ import zmq
 
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Claim, Context, Decline, Provider, ProviderContractError
-from outrider.providers.host import LoadedSession
+from outrider.providers.host import LoadedSession, Services
 from outrider.providers.lanes import LaneGroup, Present
 from outrider.providers.loading import BUILT_IN, load_provider
+from outrider.providers.programs import Programs
 from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import NUMBER
 from outrider.providers.wire.failures import error_to_plain, plain, text_of
@@ -62,7 +64,7 @@ class Control(threading.Thread):
         self.inbox: collections.deque[Any] = collections.deque()
         self._outbox: collections.deque[bytes] = collections.deque()
         self._wake = Doorbell()
-        self._bell = bell
+        self.bell = bell
         self._coordinator = coordinator
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -100,7 +102,7 @@ class Control(threading.Thread):
                     return
             if self._socket in ready:
                 self.inbox.append(messages.unpack(self._socket.recv()))
-                self._bell.ring()
+                self.bell.ring()
 
     def finish(self) -> None:
         """Send what is queued (within 2 s) and close the socket."""
@@ -114,7 +116,7 @@ class Worker:
 
     def __init__(self, boot: dict[str, Any]) -> None:
         self.name: str = boot["name"]
-        self.bell = Doorbell(boot["doorbell"])
+        self.bell = Doorbell() if boot["spare"] else Doorbell(boot["doorbell"])
         self.channel = DescriptorChannel(socket.socket(fileno=boot["channel"]))
         self.control = Control(boot["endpoint"], boot["identity"].encode(), boot["coordinator"], self.bell)
         self.boot = boot
@@ -123,6 +125,7 @@ class Worker:
         self.sessions: dict[int, LoadedSession] = {}
         self.weights: dict[int, dict[int, int]] = {}  # session -> weight segment -> its descriptor
         self.constants: dict[int, Constants] = {}
+        self.programs: dict[int, Programs] = {}
         self.recorders: dict[int, Recorder] = {}  # of sessions that are or were traced
         self.trace = Trace()
         self.present = Present()
@@ -175,7 +178,7 @@ class Worker:
 
     def loop(self) -> None:
         """Serve messages and runs until told to stop."""
-        inbox, bell = self.control.inbox, self.bell.fileno()
+        inbox = self.control.inbox
         while True:
             while inbox:
                 if not self.handle(inbox.popleft()):
@@ -185,7 +188,9 @@ class Worker:
             # it saves being woken.
             if not (spin.wanted and spin.until(self._work_came)):
                 try:
-                    os.eventfd_read(bell)  # quicker than os.read, but a signal that a provider handles ends it
+                    os.eventfd_read(
+                        self.bell.fileno()
+                    )  # quicker than os.read, but a signal that a provider handles ends it
                 except InterruptedError:
                     continue
 
@@ -216,6 +221,10 @@ class Worker:
             self.progress.begin(LOAD, message.session)
             self.load(message)
             self.progress.end()
+        elif isinstance(message, messages.Resume):
+            self.resume(message)
+        elif isinstance(message, messages.Promote):
+            self.promote()
         elif isinstance(message, messages.Unload):
             self.unload(message.session)
             self.control.send(messages.Unloaded(message.session))
@@ -293,41 +302,58 @@ class Worker:
 
     def load(self, message: messages.Load) -> None:
         """Compile the session's partitions, in place of an earlier generation."""
-        self.unload(message.session, keep_weights=True)
+        self.unload(message.session, keep=True)
         constants = self._constants(message.session, message.weights)
+        programs = self.programs.setdefault(message.session, Programs(self.provider, self.name))
         recorder = self._recorder(message.session)
+        services = Services(
+            self.provider, self.name, self._take, self.control.send, self.trace, self.progress, self.present
+        )
         try:
             with self.trace.into(recorder), timed(recorder, "load", f"{len(message.partitions)} partitions"):
-                loaded = LoadedSession(
-                    message,
-                    self.provider,
-                    self.name,
-                    self._take,
-                    constants,
-                    self.control.send,
-                    self.trace,
-                    self.progress,
-                    self.present,
-                )
-        except (OutriderError, OSError, MemoryError) as error:
-            told = error_to_plain(error)
-            refused = [{"partition": -1, "unit": -1, "reason": told["message"], "traceback": told["traceback"]}]
-        else:
+                loaded = LoadedSession(message, services, programs, constants)
             refused = loaded.refused
             if refused:
                 loaded.unload()
             else:
+                programs.keep(loaded.keys)
+                if not message.held:
+                    loaded.attach()
                 self.sessions[message.session] = loaded
                 self._watch()
+        except (OutriderError, OSError, MemoryError) as error:
+            told = error_to_plain(error)
+            refused = [{"partition": -1, "unit": -1, "reason": told["message"], "traceback": told["traceback"]}]
         self.control.send(messages.Loaded(message.session, message.generation, refused))
 
-    def unload(self, session: int, keep_weights: bool = False) -> None:
-        """Forget a session; with `keep_weights` only its programs, because another generation follows."""
+    def resume(self, message: messages.Resume) -> None:
+        """Serve a session that was held, where the dead predecessor of this worker left off."""
+        loaded = self.sessions.get(message.session)
+        told: dict[str, Any] | None = None
+        if loaded is not None and loaded.generation == message.generation:
+            try:
+                loaded.attach(message, self.boot["incarnation"])
+                self._watch()
+            except (OutriderError, OSError, MemoryError) as error:
+                told = error_to_plain(error)
+        self.control.send(messages.Resumed(message.session, message.generation, told))
+
+    def promote(self) -> None:
+        """A spare no more: wait on the doorbell that all know."""
+        # What came before the change is in the inbox, which is looked at before anybody waits. The other doorbell stays
+        # open: the control thread may be about to ring it.
+        self.control.bell = self.bell = Doorbell(self.boot["doorbell"])
+
+    def unload(self, session: int, keep: bool = False) -> None:
+        """Forget a session; `keep` its weights and programs, because another generation follows."""
         loaded = self.sessions.pop(session, None)
         if loaded is not None:
             loaded.unload()
             self._watch()
-        if not keep_weights:
+        if not keep:
+            programs = self.programs.pop(session, None)
+            if programs is not None:
+                programs.keep(())
             self.recorders.pop(session, None)
             self.constants.pop(session, None)
             for descriptor in self.weights.pop(session, {}).values():

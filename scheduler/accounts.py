@@ -9,8 +9,8 @@ from typing import Any
 from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.graph import Graph, Node, TensorRef
 from outrider.scheduler.costs import value_bytes
-from outrider.scheduler.deploy import Blueprint, UnitGraphs
 from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.numbering import Blueprint, UnitGraphs
 from outrider.scheduler.options import AT_ONCE
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.planning import CALLER

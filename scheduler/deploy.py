@@ -1,240 +1,41 @@
-"""A plan on its workers: one generation of boards, segments, pools and doorbells, and each worker's `Load` message.
+"""A plan on its workers: what each gets in its `Load` message, at first and when it has died.
 
-    board 0   the coordinator's: edge 0 is the start word of a run, edge 1 the word that cancels it, then one edge per
-              model input that is read, then one per result that only the caller gets: where it wants it
-    board n   the worker n's (its index in the fleet + 1): one edge per unit output, one `done` edge per partition
-
-A generation is made whole and dropped whole: when a worker has died, the next run gets a new one.
+A unit that a worker has compiled for this session is not shipped to it again: a new plan costs only what is new in it.
 """
 
 from __future__ import annotations
 
-import math
+import concurrent.futures
 import os
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
-from outrider.providers.wire.dtypes import BY_NUMBER, is_tensor, numpy_dtype, storage_bytes
-from outrider.providers.wire.graph import Graph, Value
-from outrider.providers.wire.pack import pack_graph
+from outrider.providers.wire.failures import error_from_plain
+from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.spans import Recorder
-from outrider.scheduler.arena import share_buffers
-from outrider.scheduler.collector import collector_paused
+from outrider.scheduler.failures import KINDS
 from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.generation import Descriptors, Generation, WorkerSide
 from outrider.scheduler.inplace import Reach
-from outrider.scheduler.planning import CALLER, Edge, Plan, PlanUnit, UnitInterface
+from outrider.scheduler.numbering import Blueprint, Numbering, UnitGraphs, partition_plans
+from outrider.scheduler.planning import CALLER
 from outrider.scheduler.trace import spanned
-from outrider.scheduler.waves import own_before
-from outrider.scheduler.worker import Worker
-from outrider.shm.board import BoardReader, BoardWriter, Layout
+from outrider.scheduler.worker import Incarnation, Worker
+from outrider.shm.board import BoardReader, BoardWriter
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import Leases, callers_half
 from outrider.shm.places import Places
 from outrider.shm.segment import Segment, create_segment, read_only
-from outrider.shm.user import ProcessMemory, UserMemory, process_memory
+from outrider.shm.user import UserMemory, process_memory
 
 POOL_BLOCKS = 1024
-UNKNOWN_DIM = 64
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """All that a deployment needs to know: the plan over `graph`, on `workers` (positions are the plan's providers)."""
-
-    graph: Graph
-    plan: Plan
-    edges: Sequence[Edge]
-    interfaces: Sequence[UnitInterface]
-    workers: Sequence[Worker]
-    optimization: str
-    slots: int
-    output_memory: int
-    spin_us: int
-
-
-@dataclass
-class WorkerSide:
-    """What the coordinator reads of one worker: its board, its output pool."""
-
-    worker: Worker
-    incarnation: int
-    reader: BoardReader
-    pool: Segment
-    leases: Leases
-    arrays: UserMemory  # the caller's half of the pool
-
-
-@dataclass
-class Generation:
-    """One loaded generation, ready for runs."""
-
-    number: int
-    board: BoardWriter
-    places: Places
-    sides: dict[int, WorkerSide]  # by board
-    inputs: dict[str, int]  # model input -> edge of board 0
-    targets: dict[str, int]  # model output that only the caller gets -> the edge of board 0 that says where it wants it
-    user: ProcessMemory
-    reach: Reach
-    outputs: dict[str, tuple[int, int]]  # model output -> (board, edge)
-    results: list[tuple[int, int]]  # every edge that may hold a block of an output pool
-    dones: list[tuple[int, int]]  # (board, done edge) of each partition
-    lasts: list[tuple[int, int]]  # those of the partitions nobody waits for
-    first_bells: list[Doorbell]
-    partition_nodes: list[list[str]]
-    partitions_of: dict[int, set[int]]  # board -> its partitions
-    leases: tuple[Leases, ...]  # of all output pools
-    refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
-
-    def sweep(self) -> None:
-        """Take back the memory of arrays that the caller has dropped."""
-        self.user.sweep()
-        for side in self.sides.values():
-            side.arrays.sweep()
-
-    def result(self, board: int, layout: Layout) -> np.ndarray[Any, Any]:
-        """The array that a layout of a worker's board describes; its contents change with each run."""
-        dtype = numpy_dtype(BY_NUMBER[layout.dtype])
-        return self.sides[board].reader.memory_of(layout).array(layout.offset, dtype, layout.shape)
-
-
-class _Numbering:
-    """Which edge carries which value."""
-
-    def __init__(self, blueprint: Blueprint) -> None:
-        plan, self.interfaces = blueprint.plan, blueprint.interfaces
-        self.inputs = {edge.value: i for i, edge in enumerate(_from_caller(blueprint.edges), messages.FIRST_INPUT)}
-        self.board_of = [blueprint.workers[partition.provider].index + 1 for partition in plan.partitions]
-        self.edges: dict[int, int] = {0: messages.FIRST_INPUT + len(self.inputs)}
-        self.values: dict[str, tuple[int, int, int]] = {}  # value -> (partition, board, edge)
-        self.done: list[int] = []
-        self.targets: dict[str, int] = {}  # see Generation
-        for number, partition in enumerate(plan.partitions):
-            board = self.board_of[number]
-            for unit in partition.units:
-                for value in self.interfaces[unit].outputs:
-                    self.values[value] = (number, board, self._next(board))
-            self.done.append(self._next(board))
-
-    def target(self, value: str) -> int:
-        """A new edge of board 0 for the place of a result."""
-        edge = self.targets[value] = self._next(0)
-        return edge
-
-    def _next(self, board: int) -> int:
-        edge = self.edges.get(board, 0)
-        self.edges[board] = edge + 1
-        return edge
-
-
-def _from_caller(edges: Sequence[Edge]) -> list[Edge]:
-    return [edge for edge in edges if edge.producer == CALLER and edge.consumers]
-
-
-@collector_paused()
-def partition_plans(blueprint: Blueprint, numbering: _Numbering) -> list[messages.PartitionPlan]:
-    """The `Load` entry of each partition."""
-    plan = blueprint.plan
-    crossing = {edge.value: edge for edge in blueprint.edges if edge.producer != CALLER}
-    graphs = UnitGraphs(blueprint.graph)
-    sizes = {value: _expected_bytes(graphs.values[value]) for value in numbering.values}
-    buffers = share_buffers(plan, blueprint.interfaces, blueprint.edges, sizes)
-    after = own_before(
-        [partition.provider for partition in plan.partitions],
-        [(edge.producer, consumer) for edge in crossing.values() for consumer in edge.consumers],
-    )
-    made: list[messages.PartitionPlan] = []
-    for number, partition in enumerate(plan.partitions):
-        own = [blueprint.interfaces[unit] for unit in partition.units]
-        inside = {value for unit in own for value in unit.outputs}
-        read = dict.fromkeys(value for unit in own for value in unit.inputs)
-        inputs = [_source(numbering, value) for value in read if value not in inside]
-        outputs: list[dict[str, Any]] = []
-        waiting: set[int] = set()
-        for value in inside:
-            edge = crossing.get(value)
-            alone = edge is not None and edge.to_caller and not edge.consumers and value not in read
-            outputs.append(
-                {
-                    "name": value,
-                    "edge": numbering.values[value][2],
-                    "buffer": buffers[value],
-                    "result": alone,
-                    "target": numbering.target(value) if alone else -1,
-                    "published": edge is not None,
-                    "inside": value in read,
-                }
-            )
-            waiting.update(edge.consumers if edge is not None else ())
-        rings = sorted({numbering.board_of[consumer] for consumer in waiting} - {numbering.board_of[number]})
-        made.append(
-            messages.PartitionPlan(
-                partition=number,
-                inputs=inputs or [{"name": "", "board": 0, "edge": messages.START}],
-                outputs=outputs,
-                units=[graphs.packed(plan.units[unit], blueprint.interfaces[unit]) for unit in partition.units],
-                rings=rings,
-                done=numbering.done[number],
-                last=not waiting,
-                after=after[number],
-            )
-        )
-    return made
-
-
-def _source(numbering: _Numbering, value: str) -> dict[str, Any]:
-    if value in numbering.values:
-        _, board, edge = numbering.values[value]
-        return {"name": value, "board": board, "edge": edge}
-    return {"name": value, "board": 0, "edge": numbering.inputs[value]}
-
-
-def _expected_bytes(value: Value) -> int:
-    """Bytes of a value, to compare with others: dimensions that are not known count as `UNKNOWN_DIM`."""
-    if value.shape is None or not is_tensor(value.dtype) or value.dtype == "string":
-        return 0
-    return storage_bytes(value.dtype, math.prod(dim if isinstance(dim, int) else UNKNOWN_DIM for dim in value.shape))
-
-
-class UnitGraphs:
-    """Cuts units out of the model's graph."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.values: dict[str, Value] = {value.name: value for value in graph.inputs}
-        for node in graph.nodes:
-            self.values.update((value.name, value) for value in node.outputs)
-
-    def cut(self, unit: PlanUnit, interface: UnitInterface) -> Graph:
-        """The unit as a graph: its constant nodes, then its nodes, with the constants they read."""
-        nodes = tuple(self.graph.nodes[index] for index in (*unit.constant_nodes, *unit.nodes))
-        constants: dict[str, Any] = {}
-        for node in nodes:
-            for step in (node, *node.steps()):
-                for value in (*step.inputs, *step.captures):
-                    if value.name in self.graph.constants:
-                        constants[value.name] = self.graph.constants[value.name]
-        return Graph(
-            name=self.graph.name,
-            nodes=nodes,
-            inputs=tuple(self.values[name] for name in interface.inputs),
-            outputs=tuple(self.values[name] for name in interface.outputs),
-            constants=constants,
-            opsets=self.graph.opsets,
-        )
-
-    def packed(self, unit: PlanUnit, interface: UnitInterface) -> dict[str, Any]:
-        """The unit as an entry of `PartitionPlan.units`."""
-        return {"graph": pack_graph(self.cut(unit, interface)), "constants": len(unit.constant_nodes)}
 
 
 class Deployer:
-    """Makes generations of one session on a fleet. Not thread-safe: the session calls it with no run in flight."""
+    """Makes generations of one session on a fleet. Not thread-safe: one thread of the session uses it at a time."""
 
     def __init__(
         self, fleet: Fleet, session: int, weights: Mapping[int, int], slot_bells: Sequence[Doorbell], deadline: float
@@ -246,17 +47,19 @@ class Deployer:
         self.deadline = deadline
         self.recorder: Recorder | None = None  # of the session's trace
         self._generation = 0
-        self._weight_ids: dict[tuple[int, int, int], int] = {}  # (worker, incarnation, segment) -> descriptor id
+        # Of each incarnation: weight segment -> the id of its descriptor there, and the keys of units it has compiled.
+        self._weight_ids: weakref.WeakKeyDictionary[Incarnation, dict[int, int]] = weakref.WeakKeyDictionary()
+        self._compiled: weakref.WeakKeyDictionary[Incarnation, set[int]] = weakref.WeakKeyDictionary()
+        self._keys: dict[object, int] = {}  # what a unit is -> its key
+        self._graph: Graph | None = None  # that the keys are for
 
-    def weights_for(self, worker: Worker) -> dict[int, int]:
-        """Weight segment -> the id under which the worker's present incarnation has, or gets now, its descriptor."""
-        ids: dict[int, int] = {}
+    def weights_for(self, one: Incarnation) -> dict[int, int]:
+        """Weight segment -> the id under which an incarnation has, or gets now, its descriptor."""
+        ids = self._weight_ids.setdefault(one, {})
         for segment, descriptor in self.weights.items():
-            key = (worker.index, worker.incarnation, segment)
-            if key not in self._weight_ids:
-                (self._weight_ids[key],) = worker.current.send_descriptors([descriptor])
-            ids[segment] = self._weight_ids[key]
-        return ids
+            if segment not in ids:
+                (ids[segment],) = one.send_descriptors([descriptor])
+        return dict(ids)
 
     @spanned("deploy")
     def deploy(self, blueprint: Blueprint) -> Generation:
@@ -265,58 +68,139 @@ class Deployer:
         Raises the death of a worker; ProviderUnavailableError for one that is not done by the load deadline, and ended.
         """
         self._generation += 1
-        numbering = _Numbering(blueprint)
+        numbering = Numbering(blueprint)
         plans = partition_plans(blueprint, numbering)
-        slots = blueprint.slots
-        workers = {worker.index + 1: worker for worker in blueprint.workers}
-        used = sorted(set(numbering.board_of))
-        writable: dict[int, int] = {}
-        pools: dict[int, int] = {}
+        descriptors = Descriptors()
         try:
-            for board in (0, *used):
-                writable[board] = create_segment(f"outrider-{self.session}-{board}")
-            for board in used:
-                pools[board] = create_segment(f"outrider-{self.session}-{board}-results")
-            return self._load(blueprint, numbering, plans, workers, used, writable, pools, slots)
-        finally:
-            for fd in (*writable.values(), *pools.values()):
-                os.close(fd)
+            for board in (0, *sorted(set(numbering.board_of))):
+                descriptors.boards[board] = create_segment(f"outrider-{self.session}-{board}")
+            for board in sorted(set(numbering.board_of)):
+                descriptors.pools[board] = create_segment(f"outrider-{self.session}-{board}-results")
+            generation = self._made(blueprint, numbering, plans, descriptors)
+            waiting = [
+                (side.serving, self._ask(generation, board, side.serving, held=False))
+                for board, side in generation.sides.items()
+            ]
+            for one, future in waiting:
+                generation.refused += self._loaded(generation, one, future)
+            return generation
+        except BaseException:
+            descriptors.close()
+            raise
 
-    def _load(
+    def load_again(self, generation: Generation, board: int, one: Incarnation) -> list[tuple[int, int, str, str]]:
+        """Load a worker's part of a generation into another incarnation, held until `resume`; units that it refuses.
+
+        Raises what `deploy` raises.
+        """
+        return self._loaded(generation, one, self._ask(generation, board, one, held=True))
+
+    def resume(self, generation: Generation, board: int, one: Incarnation, runs: Sequence[tuple[int, int]]) -> None:
+        """Have an incarnation that has loaded its part go on where the dead one stopped. `runs`: (slot, run) in flight.
+
+        Raises the death of the worker, OutOfMemoryError, and ProviderUnavailableError as `deploy`.
+        """
+        left = generation.left(board, runs)
+        resume = messages.Resume(
+            session=self.session,
+            generation=generation.number,
+            first=left.first,
+            end=left.end,
+            keep=[list(one) for one in left.keep],
+            taken=[list(one) for one in left.taken],
+        )
+        key = ("Resumed", self.session, generation.number)
+        answer = self._answer(one, self.fleet.monitor.request(one, resume, key), "take over its part of the model")
+        if answer.error is not None:
+            raise error_from_plain(answer.error, KINDS) or ProviderUnavailableError(
+                f"worker {one.worker.name} could not take over: {answer.error.get('message')}",
+                provider=one.worker.name,
+                reason=str(answer.error.get("message")),
+            )
+        generation.sides[board].serving = one
+
+    def _ask(
+        self, generation: Generation, board: int, one: Incarnation, held: bool
+    ) -> concurrent.futures.Future[messages.Loaded]:
+        load = self._message(generation, board, one, held)
+        return self.fleet.monitor.request(one, load, ("Loaded", self.session, generation.number))
+
+    def _loaded(
+        self, generation: Generation, one: Incarnation, future: concurrent.futures.Future[messages.Loaded]
+    ) -> list[tuple[int, int, str, str]]:
+        """Wait for the answer to a `Load`: what was refused."""
+        loaded = self._answer(one, future, "load its part of the model")
+        refused = [(r["partition"], r["unit"], r["reason"], r["traceback"]) for r in loaded.refused]
+        if not any(partition < 0 for partition, *_ in refused):
+            without = {(partition, unit) for partition, unit, *_ in refused}
+            made = {
+                key
+                for partition in generation.partitions_of[one.worker.index + 1]
+                for unit, key in enumerate(self._unit_keys(generation.blueprint, partition))
+                if (partition, unit) not in without
+            }
+            # A worker drops what is not in a plan that it has loaded, and nothing for one that it refused.
+            self._compiled[one] = made | (self._compiled.get(one, set()) if refused else set())
+        return refused
+
+    def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:
+        try:
+            return future.result(self.deadline)
+        except TimeoutError as error:
+            name, reason = one.worker.name, f"it did not {what} within {self.deadline:g} s"
+            self.fleet.monitor.kill(one, reason)
+            raise ProviderUnavailableError(
+                f"provider {name} was ended: {reason}", provider=name, reason=reason
+            ) from error
+
+    def _unit_keys(self, blueprint: Blueprint, partition: int) -> list[int]:
+        """The keys of a partition's units: equal ones mean the same unit, in whatever plan of this session."""
+        if blueprint.graph is not self._graph:  # calls were inlined; nothing has been loaded yet
+            self._graph = blueprint.graph
+            self._keys.clear()
+            self._compiled.clear()
+        keys = []
+        for unit in blueprint.plan.partitions[partition].units:
+            planned, interface = blueprint.plan.units[unit], blueprint.interfaces[unit]
+            what = planned.nodes, planned.constant_nodes, interface.inputs, interface.outputs
+            keys.append(self._keys.setdefault(what, len(self._keys)))
+        return keys
+
+    def _made(
         self,
         blueprint: Blueprint,
-        numbering: _Numbering,
+        numbering: Numbering,
         plans: Sequence[messages.PartitionPlan],
-        workers: dict[int, Worker],
-        used: Sequence[int],
-        writable: dict[int, int],
-        pools: dict[int, int],
-        slots: int,
+        descriptors: Descriptors,
     ) -> Generation:
-        segment = Segment(writable[0], writable=True)
+        """The coordinator's side of a generation, before anything is loaded."""
+        workers = {worker.index + 1: worker for worker in blueprint.workers}
+        slots, used = blueprint.slots, sorted(descriptors.pools)
+        segment = Segment(descriptors.boards[0], writable=True)
         board = BoardWriter(segment, numbering.edges[0], slots, self._generation)
         places = Places(segment, board, numbering.edges[0], slots)
         user = process_memory()
         sides: dict[int, WorkerSide] = {}
-        waiting = []
+        released: dict[int, int] = {}
         for one in used:
-            released = places.reserve(8 * POOL_BLOCKS, "words of the output pool") // 8
-            pool = Segment(pools[one], writable=True)
-            shared = read_only(writable[one])
+            released[one] = places.reserve(8 * POOL_BLOCKS, "words of the output pool") // 8
+            pool = Segment(descriptors.pools[one], writable=True)
+            shared = read_only(descriptors.boards[one])
             try:
                 mapped = Segment(shared, writable=False)
             finally:
                 os.close(shared)
             reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, {one: pool})
-            leases = Leases(pool, segment.words, released, POOL_BLOCKS)
+            leases = Leases(pool, segment.words, released[one], POOL_BLOCKS)
             arrays = UserMemory(pool, callers_half(pool))
-            sides[one] = WorkerSide(workers[one], workers[one].incarnation, reader, pool, leases, arrays)
-            mine = [plan for number, plan in enumerate(plans) if numbering.board_of[number] == one]
-            load = self._message(workers[one], one, mine, numbering, blueprint, writable, pools, user, released)
-            key = ("Loaded", self.session, self._generation)
-            waiting.append((one, self.fleet.monitor.request(workers[one], load, key)))
-        generation = Generation(
+            sides[one] = WorkerSide(workers[one], workers[one].current, reader, pool, leases, arrays)
+        return Generation(
             number=self._generation,
+            blueprint=blueprint,
+            numbering=numbering,
+            plans=plans,
+            descriptors=descriptors,
+            released=released,
             board=board,
             places=places,
             sides=sides,
@@ -344,42 +228,42 @@ class Deployer:
             leases=tuple(side.leases for side in sides.values()),
             partitions_of={one: {n for n, board in enumerate(numbering.board_of) if board == one} for one in used},
         )
-        for one, future in waiting:
-            try:
-                loaded = future.result(self.deadline)
-            except TimeoutError as error:
-                self.fleet.monitor.kill(workers[one])
-                name, reason = workers[one].name, f"it did not load its part of the model within {self.deadline:g} s"
-                raise ProviderUnavailableError(
-                    f"provider {name} was ended: {reason}", provider=name, reason=reason
-                ) from error
-            generation.refused += [(r["partition"], r["unit"], r["reason"], r["traceback"]) for r in loaded.refused]
-        return generation
 
-    def _message(
-        self,
-        worker: Worker,
-        own: int,
-        mine: Sequence[messages.PartitionPlan],
-        numbering: _Numbering,
-        blueprint: Blueprint,
-        writable: dict[int, int],
-        pools: dict[int, int],
-        user: ProcessMemory,
-        released: int,
-    ) -> messages.Load:
+    def _partitions(
+        self, generation: Generation, mine: Sequence[messages.PartitionPlan], one: Incarnation
+    ) -> list[dict[str, Any]]:
+        """A worker's partitions as they are shipped to an incarnation."""
+        blueprint, known = generation.blueprint, self._compiled.get(one, set())
+        graphs: UnitGraphs | None = None
+        made = []
+        for plan in mine:
+            units = []
+            keys = self._unit_keys(blueprint, plan.partition)
+            for unit, key in zip(blueprint.plan.partitions[plan.partition].units, keys, strict=True):
+                planned, shipped = blueprint.plan.units[unit], None
+                if key not in known:
+                    graphs = graphs or UnitGraphs(blueprint.graph)
+                    shipped = graphs.packed(planned, blueprint.interfaces[unit])
+                units.append({"key": key, "graph": shipped, "constants": len(planned.constant_nodes)})
+            made.append({**vars(plan), "units": units})
+        return made
+
+    def _message(self, generation: Generation, own: int, one: Incarnation, held: bool) -> messages.Load:
+        blueprint, numbering = generation.blueprint, generation.numbering
+        boards_of, pools = generation.descriptors.boards, generation.descriptors.pools
+        mine = [plan for plan in generation.plans if numbering.board_of[plan.partition] == own]
         boards = sorted({0, own, *(entry["board"] for plan in mine for entry in plan.inputs)})
         bells = sorted({board for plan in mine for board in plan.rings})
-        by_board = {one.index + 1: one for one in blueprint.workers}
+        by_board = {worker.index + 1: worker for worker in blueprint.workers}
         memories = {}  # a worker that reads model inputs reads them wherever they may lie
         if any(entry["board"] == 0 for plan in mine for entry in plan.inputs):
-            memories = {messages.USER_MEMORY: user.descriptor, **pools}
+            memories = {messages.USER_MEMORY: generation.user.descriptor, **pools}
             del memories[own]  # which it has, and writes
-        others = [writable[board] for board in boards if board != own]
+        others = [boards_of[board] for board in boards if board != own]
         reopened = [read_only(fd) for fd in (*others, *memories.values())]
         try:
             shared = iter(reopened)
-            segments = [writable[own] if board == own else next(shared) for board in boards]
+            segments = [boards_of[own] if board == own else next(shared) for board in boards]
             fds = [
                 *segments,
                 *shared,
@@ -387,27 +271,28 @@ class Deployer:
                 *(bell.fileno() for bell in self.slot_bells),
                 pools[own],
             ]
-            ids = iter(worker.current.send_descriptors(fds))
+            ids = iter(one.send_descriptors(fds))
         finally:
             for fd in reopened:
                 os.close(fd)
         return messages.Load(
             session=self.session,
-            generation=self._generation,
+            generation=generation.number,
+            held=held,
             slots=blueprint.slots,
             own=own,
             optimization=blueprint.optimization,
-            weights=self.weights_for(worker),
+            weights=self.weights_for(one),
             boards=[{"board": board, "segment": next(ids), "edges": numbering.edges[board]} for board in boards],
             memories=[{"memory": memory, "segment": next(ids)} for memory in memories],
             bells={board: next(ids) for board in bells},
             slot_bells=[next(ids) for _ in self.slot_bells],
             spin_us=blueprint.spin_us,
             pool=next(ids),
-            pool_words=released,
+            pool_words=generation.released[own],
             pool_blocks=POOL_BLOCKS,
             pool_bytes=blueprint.output_memory,
-            partitions=[vars(plan) for plan in mine],
+            partitions=self._partitions(generation, mine, one),
         )
 
     def unload(self, workers: Sequence[Worker]) -> None:

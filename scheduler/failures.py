@@ -6,7 +6,7 @@ from outrider.providers.contract import KernelError
 from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_from_plain, first_names
 from outrider.scheduler import errors
-from outrider.scheduler.deploy import Generation
+from outrider.scheduler.generation import Generation
 from outrider.shm.errors import OutriderError
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OutriderError)]

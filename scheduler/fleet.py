@@ -25,6 +25,7 @@ from outrider.scheduler.errors import (
 )
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.probing import Probes
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
 from outrider.scheduler.worker import Worker
@@ -46,26 +47,39 @@ class Fleet:
 
     @classmethod
     def _of(
-        cls, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None, at_once: bool = False
+        cls,
+        specs: Sequence[ProviderSpec],
+        start_deadline: float,
+        threads: int | None,
+        at_once: bool = False,
+        probe: bool = True,
     ) -> Fleet:
         """A session's own fleet, from checked specs.
 
         `threads`: of each worker that leaves it open; None for all cores, or a share of them if the workers are to
-        compute `at_once`.
+        compute `at_once`. `probe`: whether providers of somebody else's are probed before their first use.
         """
         fleet = cls.__new__(cls)
-        fleet._setup(specs, start_deadline, threads, at_once)
+        fleet._setup(specs, start_deadline, threads, at_once, probe)
         fleet._finalizer.atexit = False  # the session closes it, and before that gets its trace
         return fleet
 
     @limits_told()
     def _setup(
-        self, specs: Sequence[ProviderSpec], start_deadline: float, threads: int | None, at_once: bool = False
+        self,
+        specs: Sequence[ProviderSpec],
+        start_deadline: float,
+        threads: int | None,
+        at_once: bool = False,
+        probe: bool = True,
     ) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
+        probes = Probes(specs if probe else [], start_deadline)
+        for spec in specs:
+            self._miss(spec, probes.refusal(spec))
         wanted = [spec.threads or threads for spec in specs if computes(spec)]
         open_share = thread_share(usable_cores(), wanted) if at_once else usable_cores()
         self._monitor = Monitor(start_deadline)
@@ -76,17 +90,28 @@ class Fleet:
                 kind, device = _place(spec.kind)
                 worker = Worker(index, spec.display, kind, device, spec, spec.threads or threads or open_share)
                 self._monitor.workers.append(worker)
-                self._monitor.start_worker(worker)
-            for worker in self._monitor.workers:
+                if worker.name not in self._absent:
+                    self._monitor.start_worker(worker)
+            for worker in self.workers:
                 try:
                     worker.current.ready.result()
                 except ProviderUnavailableError as error:
-                    if worker.spec.required:
-                        raise
-                    self._absent[worker.name] = str(error.reason)
+                    probes.not_started(worker, error)
+                    self._miss(worker.spec, error)
+                else:
+                    probes.begin(self._monitor, worker, self.next_session())
+            for worker in self.workers:
+                self._miss(worker.spec, probes.end(self._monitor, worker))
         except BaseException:
             self.close()
             raise
+
+    def _miss(self, spec: ProviderSpec, error: ProviderUnavailableError | None) -> None:
+        """Do without this provider, if there is an error; raise that if it is required."""
+        if error is not None:
+            if spec.required:
+                raise error
+            self._absent[spec.display] = str(error.reason)
 
     # The user's side ------------------------------------------------------------------------------------------------
     def close(self) -> None:

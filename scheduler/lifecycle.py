@@ -101,10 +101,16 @@ def exit_text(code: int) -> str:
 
 
 class Lifecycle:
-    """State of one incarnation: 'starting', 'failing', 'ready', 'stopping' or 'dead'."""
+    """State of one incarnation: 'starting', 'failing', 'ready', 'stopping' or 'dead'.
+
+    `cause` of a start that failed: 'raised' (it said why), 'late', 'died', 'closed'; '' otherwise. `code`: what it
+    exited with, None before.
+    """
 
     def __init__(self) -> None:
         self.state = "starting"
+        self.cause = ""
+        self.code: int | None = None
         self._welcomed = False
         self._reason = ""
         self._detail = ""
@@ -115,8 +121,9 @@ class Lifecycle:
         if state == "dead":
             return []
         if isinstance(event, Exited):
-            self.state = "dead"
+            self.state, self.code = "dead", event.code
             if not self._welcomed:
+                self.cause = self.cause or "died"
                 reason = self._reason or f"the process ended while starting: {exit_text(event.code)}"
                 return [Refuse(reason, self._detail or event.output)]
             return [] if state == "stopping" else [Mourn(event.code, signal_name(event.code), event.output)]
@@ -125,18 +132,20 @@ class Lifecycle:
                 return []
             self.state = "stopping"
             if not self._welcomed and not self._reason:
-                self._reason = "the fleet was closed while it started"
+                self.cause, self._reason = "closed", "the fleet was closed while it started"
             # What has not said Hello may not read messages yet.
             return [SendStop()] if state == "ready" else [Kill()]
         if isinstance(event, Late):
             if state == "starting":
-                self.state, self._reason = "failing", f"it did not start within {event.seconds:g} s"
+                self.state, self.cause = "failing", "late"
+                self._reason = f"it did not start within {event.seconds:g} s"
                 return [Kill()]
             return [Kill()] if state == "stopping" else []
         if state != "starting":
             return []
         if isinstance(event, SaidStartFailed):
-            self.state, self._reason, self._detail = "failing", event.reason, event.traceback
+            self.state, self.cause = "failing", "raised"
+            self._reason, self._detail = event.reason, event.traceback
             return []
         self.state = "ready"
         self._welcomed = True

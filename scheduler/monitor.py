@@ -251,6 +251,7 @@ class Monitor(threading.Thread):
                 "device": worker.device,
                 "threads": worker.threads,
                 "incarnation": one.number,
+                "spare": one is worker.spare,
                 "parent": os.getpid(),
                 "coordinator": self._pidfd,
                 "doorbell": worker.bell.fileno(),
@@ -492,6 +493,8 @@ def _key_of(message: messages.Message) -> tuple[Any, ...]:
         return ("Claims", message.session, message.round)
     if isinstance(message, messages.Loaded):
         return ("Loaded", message.session, message.generation)
+    if isinstance(message, messages.Resumed):
+        return ("Resumed", message.session, message.generation)
     if isinstance(message, messages.Unloaded):
         return ("Unloaded", message.session)
     if isinstance(message, messages.Stats):

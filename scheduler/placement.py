@@ -24,7 +24,7 @@ from outrider.scheduler import planning
 from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.costs import Costs, estimate, measured
 from outrider.scheduler.crossings import measured_crossing
-from outrider.scheduler.deploy import Blueprint, Deployer
+from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import (
     ClaimBrokenError,
     ClaimError,
@@ -35,6 +35,7 @@ from outrider.scheduler.errors import (
 from outrider.scheduler.failures import KINDS
 from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
+from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
 from outrider.scheduler.strategy import Decision, Question, decide, teams
@@ -303,17 +304,19 @@ class Placer:
         self._rounds += 1
         packed = pack_graph(graph)
         waiting = []
-        for worker in self.workers:
-            weights = self.deployer.weights_for(worker)
+        asked = [worker.current for worker in self.workers]
+        for one in asked:
+            weights = self.deployer.weights_for(one)
             message = messages.Claim(self.deployer.session, self._rounds, packed, weights)
             key = ("Claims", self.deployer.session, self._rounds)
-            waiting.append(self.deployer.fleet.monitor.request(worker, message, key))
-        for position, (worker, future) in enumerate(zip(self.workers, waiting, strict=True)):
+            waiting.append(self.deployer.fleet.monitor.request(one, message, key))
+        for position, (one, future) in enumerate(zip(asked, waiting, strict=True)):
+            worker = one.worker
             try:
                 answer = future.result(self.options.claim_deadline)
             except TimeoutError as error:
-                self.deployer.fleet.monitor.kill(worker)
                 reason = f"it did not answer what it claims within {self.options.claim_deadline:g} s"
+                self.deployer.fleet.monitor.kill(one, reason)
                 raise ProviderUnavailableError(
                     f"provider {worker.name} was ended: {reason}", provider=worker.name, reason=reason
                 ) from error

@@ -15,10 +15,12 @@ import numpy as np
 
 from outrider.providers.wire import messages
 from outrider.providers.wire.failures import first_names
-from outrider.scheduler.deploy import Blueprint, Deployer, Generation
+from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
+from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Admission, Targets
+from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.placement import Placer
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.scheduler.worker import Incarnation
@@ -107,7 +109,7 @@ class Replica:
     def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
         """A worker died: every run of a generation that used it ends with this error."""
         generation = self.generation
-        if generation is None or died.worker.index + 1 not in generation.sides:
+        if generation is None or all(side.serving is not died for side in generation.sides.values()):
             return
         self.death = error
         self.ended = True
@@ -134,6 +136,8 @@ class Replica:
             slot.steady.clear()
             slot.repeated = slot.feeds = slot.targets = None
             slot.pending = 0
+        if self.generation is not None:
+            self.generation.close()
         self.generation = None
 
     def install(self, blueprint: Blueprint, generation: Generation) -> None:
@@ -143,9 +147,7 @@ class Replica:
         self.generation = generation
         self.death = None
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
-            death = side.worker.death
-            if death is not None and death.incarnation >= side.incarnation:
-                self.death = death
+            self.death = side.serving.death or self.death
         self.ended = self.closed or self.death is not None
 
     # Called by those who run -----------------------------------------------------------------------------------------

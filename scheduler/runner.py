@@ -16,7 +16,7 @@ import numpy as np
 from outrider.providers.wire import messages, values
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
 from outrider.providers.wire.spans import Recorder
-from outrider.scheduler.deploy import Generation
+from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Admission, Array, Targets, check_target, disjoint
 from outrider.scheduler.replica import Input, Replica, Slot
 from outrider.scheduler.slots import Slots

@@ -17,7 +17,7 @@ from outrider.providers.wire.graph import TensorRef
 from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
-from outrider.scheduler.deploy import Blueprint, Deployer
+from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import (
     ForkedSessionError,
     ProviderUnavailableError,
@@ -31,6 +31,7 @@ from outrider.scheduler.iobinding import IOBinding, empty_for
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.nodearg import NodeArg
+from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
@@ -153,6 +154,7 @@ class InferenceSession:
                 replica.install(blueprint, generation)
                 self._resources.tracing.installed(replica)
                 return
+            generation.close()
             replica.placer.refuse(blueprint, generation.refused)
             blueprint = replica.placer.replan()
 

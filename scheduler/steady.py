@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.wire.messages import START
-from outrider.scheduler.deploy import Generation
+from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Array, Targets
 from outrider.shm.board import STRONG_ORDER, TENSOR, number_of
 

@@ -17,6 +17,9 @@ on. `block + 1` is 0 for all but blocks of an output pool.
 
 A record belongs to one slot of one edge, and a slot holds one run at a time: a number is redefined only for a later run
 of the same slot, so no reader of the present run looks at it.
+
+A writer that died may have a successor, which goes on with what is there. It redefines the number that a `done` word
+names last of all, as readers may still look at it, and its versions begin above those of all before it.
 """
 
 from __future__ import annotations
@@ -107,9 +110,12 @@ class Layout:
 
 
 class BoardWriter:
-    """The writing side of a board. Raises OutOfMemoryError if there is no memory for it."""
+    """The writing side of a board. Raises OutOfMemoryError if there is no memory for it.
 
-    def __init__(self, segment: Segment, edges: int, slots: int, generation: int) -> None:
+    `successor`: 0 for the first writer of the board, a larger number for each that goes on after the one before died.
+    """
+
+    def __init__(self, segment: Segment, edges: int, slots: int, generation: int, successor: int = 0) -> None:
         self._segment = segment
         self._words = self.words = segment.words
         self._slots = slots
@@ -117,8 +123,9 @@ class BoardWriter:
         self._records = _records_at(edges, slots)
         self._arena = arena_start(edges, slots)
         segment.populate(0, (_HEADER + self._pairs) * 8, "board")
-        self._version = 0
-        self._known: list[dict[Layout, int] | None] = [None] * self._pairs
+        self._successor = successor
+        self._version = successor << 40
+        self._known: list[dict[Layout | int, int] | None] = [None] * self._pairs
         self.changes = [0] * slots
         """Per slot, how often a number got a new meaning: whoever keeps numbers looks them up again when it changed."""
         words = self._words
@@ -136,7 +143,7 @@ class BoardWriter:
         pair = edge * self._slots + slot
         known = self._known[pair]
         if known is None:
-            known = self._known[pair] = {}
+            known = self._known[pair] = self._left(pair)
         try:
             number = known.pop(layout, None)
             if number is None:
@@ -168,6 +175,14 @@ class BoardWriter:
     def void(self, edge: int, slot: int, run: int) -> None:
         """Announce that the value of `run` will not come."""
         self._words[8 + edge * self._slots + slot] = run << 16
+
+    def _left(self, pair: int) -> dict[Layout | int, int]:
+        """The numbers of a pair before it has layouts of this writer: an earlier one's, to be redefined in turn."""
+        if not self._successor:
+            return {}
+        published = number_of(self._words[_HEADER + pair])
+        others = [number for number in range(1, LAYOUTS_PER_EDGE + 1) if number != published]
+        return {number: number for number in ([*others, published] if published else others)}
 
     def _define(self, pair: int, number: int, layout: Layout) -> None:
         rank = len(layout.shape)

@@ -4,7 +4,7 @@ A worker writes its results into blocks of its *output pool*, a segment that it 
 lie in the lower half, arrays that the caller makes there (`user.py`) in the upper one. Each block has two counters. The
 worker counts, for itself, how often it took the block; the coordinator counts in `released[block]`, one word each in
 its own segment, how often it is done with it. Equal counters mean a free block, so no lock and no message is needed to
-give one back.
+give one back. When a worker has died, its successor gets the blocks that are not free (`Leases.taken`) and goes on.
 
 The caller's array is built directly on the pool's memoryview, so that whatever is derived from it (views, DLPack
 capsules, memoryviews) keeps it alive; when it goes, a weak reference notes the block in a deque and does nothing else,
@@ -13,8 +13,10 @@ for it may run in any thread and within any lock.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -23,6 +25,8 @@ from outrider.shm.board import Layout
 from outrider.shm.errors import LayoutError, RangesFullError
 from outrider.shm.ranges import Ranges
 from outrider.shm.segment import PAGE, Segment, page_up
+
+Taken = tuple[int, int, int, int]  # of a pool: block, offset, bytes, the `released` counter at which it is free
 
 
 def callers_half(pool: Segment) -> int:
@@ -35,7 +39,7 @@ class PoolWriter:
 
     `coordinator_words` are the words of the coordinator's segment, of which `released` begins at index `base`; block
     numbers are 0 to `blocks - 1`. The pool holds at most `limit` bytes of memory, all of its half if None. `memory` is
-    the number under which layouts name the pool.
+    the number under which layouts name the pool. `taken`: what an earlier worker left there, of `Leases.taken`.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class PoolWriter:
         limit: int | None = None,
         *,
         memory: int,
+        taken: Sequence[Taken] = (),
     ) -> None:
         self.segment = segment
         self.memory = memory
@@ -55,9 +60,13 @@ class PoolWriter:
         end = callers_half(segment)
         self._limit = end if limit is None else min(limit, end)
         self._ranges = Ranges(0, end, PAGE)
-        self._leased = [0] * blocks
+        self._leased: list[int] = coordinator_words[base : base + blocks].tolist()
         self._offsets: dict[int, int] = {}
-        self._spare = list(range(blocks - 1, -1, -1))
+        for block, offset, nbytes, free_at in taken:
+            self._ranges.reserve(offset, page_up(max(nbytes, 1)))
+            self._leased[block] = free_at
+            self._offsets[block] = offset
+        self._spare = [block for block in range(blocks - 1, -1, -1) if block not in self._offsets]
         self._open: list[int] = []  # taken, and neither published nor given back
 
     def take(self, nbytes: int, value: str = "result") -> tuple[int, int] | None:
@@ -155,10 +164,12 @@ class PoolWriter:
 
 
 class _Lease(weakref.ref[npt.NDArray[Any]]):
-    """A weak reference that knows its block."""
+    """A weak reference that knows its block, and which bytes of that its array covers."""
 
-    __slots__ = ("block",)
+    __slots__ = ("block", "offset", "nbytes")
     block: int
+    offset: int
+    nbytes: int
 
 
 class Leases:
@@ -174,6 +185,7 @@ class Leases:
         self._base = base
         self._blocks = blocks
         self._held: dict[int, _Lease] = {}
+        self._lock = threading.Lock()  # a block is held, or counted as released
         self._dropped: deque[_Lease] = deque()
         # Bound once: a callback that held this object would keep pool and words alive with every result.
         self._on_drop = self._dropped.append
@@ -191,7 +203,7 @@ class Leases:
             raise LayoutError(f"a result lies in block {block}, which is part of an earlier result", what="block")
         array = self._pool.array(layout.offset, dtype, layout.shape)
         lease = _Lease(array, self._on_drop)
-        lease.block = block
+        lease.block, lease.offset, lease.nbytes = block, layout.offset, layout.nbytes
         self._held[block] = lease
         return array
 
@@ -203,8 +215,9 @@ class Leases:
                 lease = self._dropped.popleft()
             except IndexError:  # another thread took it
                 break
-            del self._held[lease.block]
-            self._words[self._base + lease.block] += 1
+            with self._lock:
+                del self._held[lease.block]
+                self._words[self._base + lease.block] += 1
             count += 1
         return count
 
@@ -216,6 +229,22 @@ class Leases:
         if not 0 <= block < self._blocks or block in self._held:
             raise LayoutError(f"block {block} of {self._blocks} is not to be released", what="block")
         self._words[self._base + block] += 1
+
+    def taken(self, published: Callable[[], Iterable[Layout]]) -> list[Taken]:
+        """The blocks that a new worker must leave alone: the caller's, and those of layouts that it may still read.
+
+        `published` lists the latter; other threads may go on to lease and release meanwhile.
+        """
+        found: dict[int, Taken] = {}
+        with self._lock:
+            # In this order: what is released from now on is released for the new worker too.
+            counters = self._words[self._base : self._base + self._blocks].tolist()
+            read = [layout for layout in published() if layout.block is not None and layout.block < self._blocks]
+            places = [(layout.block or 0, layout.offset, layout.nbytes) for layout in read]
+            places += [(block, lease.offset, lease.nbytes) for block, lease in list(self._held.items())]
+        for block, offset, nbytes in places:
+            found[block] = (block, offset, nbytes, counters[block] + 1)
+        return list(found.values())
 
     def held(self) -> int:
         """How many results are the caller's now."""

@@ -39,13 +39,20 @@ class _Buffer:
 class Places:
     """The buffers behind a `BoardWriter`'s edges. Called by the writer's one thread per slot; slots share the lock.
 
-    `buffers`: edge -> number of its buffer, counted from 0; None for one per edge. `stamps` and `changes` are for those
+    `buffers`: edge -> number of its buffer, counted from 0; None for one per edge. `region`: the bytes of the segment
+    that may be used, (first, end); None for all behind the board. `stamps` and `changes` are for those
     who keep places: `stamps[self.stamp_index(edge, slot)]` changes when the edge's buffer moves, `changes[slot]` when
     any buffer of the slot moves or a layout number gets a new meaning.
     """
 
     def __init__(
-        self, segment: Segment, board: BoardWriter, edges: int, slots: int, buffers: Mapping[int, int] | None = None
+        self,
+        segment: Segment,
+        board: BoardWriter,
+        edges: int,
+        slots: int,
+        buffers: Mapping[int, int] | None = None,
+        region: tuple[int, int] | None = None,
     ) -> None:
         self.segment = segment
         self.board = board
@@ -54,12 +61,13 @@ class Places:
         self._buffer_of = dict(enumerate(range(edges))) if buffers is None else dict(buffers)
         count = 1 + max(self._buffer_of.values(), default=-1)
         self.stamps = [0] * (count * slots)
-        start = arena_start(edges, slots)
+        start, end = (arena_start(edges, slots), segment.nbytes) if region is None else region
         self._close = count * slots > MANY_BUFFERS
         # A quarter of the addresses for all buffers as they are first made: the rest is for those that move.
-        self._share = (segment.nbytes - start) // (4 * max(count, 1) * slots) // PAGE * PAGE
+        self._share = (end - start) // (4 * max(count, 1) * slots) // PAGE * PAGE
+        self._end = end
         self._lock = threading.Lock()
-        self._ranges = Ranges(start, segment.nbytes)
+        self._ranges = Ranges(start, end)
         self._buffers: dict[int, _Buffer] = {}  # by stamp index
         self._largest: dict[tuple[int, int], int] = {}  # (edge, slot) -> bytes of its largest value
         self._reserved = 0
@@ -183,7 +191,7 @@ class Places:
             return self._ranges.allocate(nbytes)
         except RangesFullError as error:
             memory.check(value, nbytes)  # what the machine lacks is the better story
-            left = self.segment.nbytes - self._ranges.in_use
+            left = self._end - self._ranges.in_use
             raise OutOfMemoryError(
                 f"value {value!r} needs {nbytes:,} bytes, more than its segment has left ({left:,} bytes)",
                 value=value,

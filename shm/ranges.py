@@ -6,10 +6,13 @@ freed. `Intervals` is a set of bytes kept as sorted, disjoint, non-adjacent half
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from outrider.shm.errors import RangesFullError
+
+PAGE = mmap.PAGESIZE
 
 
 class Ranges:
@@ -56,6 +59,15 @@ class Ranges:
         self.in_use += size
         return best
 
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Hand out this range and no other. Raises RangesFullError if it is not free."""
+        size = max(1, -(-nbytes // self.align)) * self.align
+        if offset % self.align or not self._free.covers(offset, offset + size):
+            raise RangesFullError(f"bytes {offset} to {offset + size} are not free", asked=size, largest=0)
+        self._free.remove(offset, offset + size)
+        self._sizes[offset] = size
+        self.in_use += size
+
     def free(self, offset: int) -> None:
         """Give back a range by the offset `allocate` returned. Raises ValueError if it is not in use."""
         size = self._sizes.pop(offset, None)
@@ -67,6 +79,17 @@ class Ranges:
     def size_of(self, offset: int) -> int:
         """Bytes of the range in use at `offset`. Raises KeyError if there is none."""
         return self._sizes[offset]
+
+
+def largest_gap(first: int, end: int, taken: Iterable[tuple[int, int]], align: int = PAGE) -> tuple[int, int]:
+    """The largest part of `[first, end)` in which none of `taken` (offset, bytes) lies, as whole units of `align`."""
+    best = (first, first)
+    for offset, nbytes in [*sorted(taken), (end, 0)]:
+        start, stop = -(-first // align) * align, min(offset, end) // align * align
+        if stop - start > best[1] - best[0]:
+            best = start, stop
+        first = max(first, offset + nbytes)
+    return best
 
 
 class Intervals:

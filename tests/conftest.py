@@ -79,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     config.stash[FOLDER] = tempfile.mkdtemp(prefix="ot-")  # short: socket paths end at 107 bytes
     os.environ["TMPDIR"] = tempfile.tempdir = config.stash[FOLDER]
+    os.environ["OUTRIDER_CACHE"] = os.path.join(config.stash[FOLDER], "cache")  # no verdict of another run counts
     os.environ[MARK] = f"{os.getpid()}-{os.path.basename(config.stash[FOLDER])}"
     config.stash[GUARD] = HangGuard()
 
@@ -87,7 +88,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[GUARD].end()
     shutil.rmtree(config.stash[FOLDER], ignore_errors=True)
     tempfile.tempdir = None
-    for name in ("TMPDIR", MARK):
+    for name in ("TMPDIR", "OUTRIDER_CACHE", MARK):
         os.environ.pop(name, None)
 
 

@@ -27,7 +27,7 @@ WORKER = tuple(f"outrider.providers.{path.stem}" for path in (ROOT / "providers"
 FOLDERS = sorted(path.parent.name for path in (ROOT / "providers").glob("*/__init__.py") if path.parent.name != "wire")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "scheduler/outrider/": ("outrider.scheduler", "outrider.tools"),
-    "scheduler/": ("outrider.scheduler", *CONTRACT),
+    "scheduler/": ("outrider.scheduler", "outrider.__version__", *CONTRACT),
     "providers/contract.py": CONTRACT,
     "providers/wire/": CONTRACT,
     **{f"providers/{name}/": (f"outrider.providers.{name}", *CONTRACT) for name in FOLDERS},

@@ -65,6 +65,20 @@ def test_who_is_late_is_killed_and_refused_with_the_deadline() -> None:
     assert machine.handle(life.Exited(-9, "")) == [life.Refuse("it did not start within 2.5 s", "")]
 
 
+@pytest.mark.parametrize(
+    ("before", "cause"),
+    [
+        ([], "died"), ([life.SaidStartFailed("no device", "")], "raised"), ([life.Late(2)], "late"),
+        ([life.StopAsked()], "closed"), ([life.SaidHello()], ""), ([life.SaidHello(), life.Late(2)], ""),
+    ],
+)  # fmt: skip
+def test_why_a_start_failed_is_kept(before: list[life.Event], cause: str) -> None:
+    machine, _ = after(*before)
+    assert machine.code is None
+    machine.handle(life.Exited(-11, ""))
+    assert (machine.cause, machine.code) == (cause, -11)
+
+
 def test_a_worker_that_does_not_stop_is_killed_and_not_mourned() -> None:
     machine, told = after(life.SaidHello(), life.StopAsked(), life.Late(5), life.Exited(-9, ""))
     assert told == [life.Welcome(), life.SendStop(), life.Kill()]

@@ -22,6 +22,7 @@ from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.errors import OutriderError
 from outrider.scheduler.report import format_bytes
 from outrider.shm.segment import SEGMENT_BYTES, Segment, create_segment, read_only
+from outrider.tools import probing
 from outrider.tools.opening import progress, provider_list
 from outrider.tools.text import milliseconds, plain
 
@@ -31,15 +32,19 @@ _PACKAGES = ("outrider", "onnx", "numpy", "pyzmq", "msgpack", "rich", "ml_dtypes
 def add_parser(commands: Any) -> None:
     """The command's arguments."""
     parser = commands.add_parser(
-        "doctor", help="check this machine", description="Check this machine; start each provider once."
+        "doctor", help="check this machine, or one provider",
+        description="Check this machine and start each provider once; with --probe look at one provider closely.",
     )  # fmt: skip
     parser.add_argument("--providers", default="cpu,null", metavar="LIST", help="which to start (default: cpu,null)")
+    probing.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=doctor)
 
 
 def doctor(args: argparse.Namespace) -> int:
-    """Exit code 0 if everything needed is there and every provider starts, else 3."""
+    """Exit code 0 if everything needed is there and every provider starts, else 3; with --probe see `probing`."""
+    if args.probe is not None:
+        return probing.probe(args)
     checks = [
         _check(name, probe)
         for name, probe in {

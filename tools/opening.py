@@ -47,12 +47,12 @@ def model_path(text: str) -> str:
     return str(files("outrider.tools") / "models" / BUNDLED[text])
 
 
-def parse_pairs(option: str, texts: list[str]) -> dict[str, str]:
-    """`left=right` texts as a dict, in order; the last '=' divides. Raises InvalidOptionError."""
+def parse_pairs(option: str, texts: list[str], first: bool = False) -> dict[str, str]:
+    """`left=right` texts as a dict, in order; the last '=' divides, or the `first`. Raises InvalidOptionError."""
     pairs = {}
     for text in texts:
-        left, equals, right = text.rpartition("=")
-        if not equals or not left or not right:
+        left, equals, right = text.partition("=") if first else text.rpartition("=")
+        if not equals or not left or not (right or first):
             raise InvalidOptionError(
                 f"{option} {text}: expected name=value.", name=option, value=text, expected="name=value"
             )

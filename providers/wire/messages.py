@@ -1,7 +1,7 @@
 """The message catalogue of the control plane: each message declared once, checked when packed and when unpacked.
 
-    coordinator -> worker    Claim  Load  Unload  StatsRequest  TraceRequest  Stop
-    worker -> coordinator    Hello  StartFailed  Claims  Loaded  Unloaded  Failed  Stats  TraceData
+    coordinator -> worker    Claim  Load  Resume  Unload  Promote  StatsRequest  TraceRequest  Stop
+    worker -> coordinator    Hello  StartFailed  Claims  Loaded  Resumed  Unloaded  Failed  Stats  TraceData
 
 A message travels as one msgpack map: its fields plus `type` and `protocol`. A worker runs third-party native code and
 is not trusted in form: an unknown type, a missing or surplus field or a wrong type is a `WireError` on either side.
@@ -87,19 +87,20 @@ class Claims:
 
 @dataclass(frozen=True)
 class Load:
-    """Compile these partitions and take part in runs.
+    """Compile these partitions and take part in runs, unless they are `held` until `Resume` comes.
 
     `boards`: [{board, segment (descriptor id), edges}]: the writers this worker reads or is; `board` 0 is the
-    coordinator, whose edge START starts each run; CANCEL ends it early. `own` is this worker's board. `memories`: [{memory, segment
-    (descriptor id)}]: what layouts of board 0 may name beside its own segment: USER_MEMORY, and as memory n the output
-    pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start at word `pool_words`
-    of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board; `slot_bells`: those of the
-    run slots. `spin_us`: how many microseconds it looks for more work before it blocks. `partitions`: see
-    `PartitionPlan`.
+    coordinator, whose edge START starts each run and CANCEL ends one early. `own` is this worker's board. `memories`:
+    [{memory, segment (descriptor id)}]: what layouts of board 0 may name beside its own segment: USER_MEMORY, and as
+    memory n the output pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start
+    at word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
+    `slot_bells`: those of the run slots. `spin_us`: how many microseconds it looks for more work before it blocks.
+    `partitions`: see `PartitionPlan`.
     """
 
     session: int
     generation: int
+    held: bool
     slots: int
     own: int
     optimization: str
@@ -123,8 +124,9 @@ class PartitionPlan:
     `inputs`: [{name, board, edge}]; `outputs`: [{name, edge, buffer, result, target, published, inside}] on the
     worker's own board: edges of one `buffer` are never needed at the same time; `result` for those that go to the
     caller only, `target` the edge of board 0 that says where the caller wants such a one (-1 for others), `published`
-    for those that leave the partition, `inside` for those that another unit of it reads; `units`: [{graph, constants}]
-    with the number of leading constant nodes; `rings`: boards of the workers to wake; `done`: the edge whose word says
+    for those that leave the partition, `inside` for those that another unit of it reads; `units`: [{key, graph,
+    constants}] with the number of leading constant nodes, and None for the graph of a key that the worker has compiled
+    for this session; `rings`: boards of the workers to wake; `done`: the edge whose word says
     that the partition has run; `last`: no partition waits for it, so it wakes the caller; `after`: the last partition
     of the same worker that this one waits for, directly or through others, -1 for none.
     """
@@ -146,6 +148,36 @@ class Loaded:
     session: int
     generation: int
     refused: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Take over the board of the worker's dead predecessor and serve what it owes to the runs in flight.
+
+    `first`, `end`: the bytes of the segment for new values; all others behind the board may be given up but for `keep`,
+    [[offset, bytes]]. `taken`: blocks of the output pool, see `Leases.taken`.
+    """
+
+    session: int
+    generation: int
+    first: int
+    end: int
+    keep: list[list[int]]
+    taken: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """It has taken over; `error` (`error_to_plain`) says why not."""
+
+    session: int
+    generation: int
+    error: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Promote:
+    """A spare becomes the worker: it waits on the worker's doorbell from now on."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +258,9 @@ Message = (
     | Claims
     | Load
     | Loaded
+    | Resume
+    | Resumed
+    | Promote
     | Unload
     | Unloaded
     | Failed

@@ -1,0 +1,156 @@
+"""Providers of somebody else's are probed before they are used for the first time.
+
+A fleet that starts looks for the verdict of an earlier probe (`verdicts.py`). A provider that did badly is refused
+without being started. One that nobody has probed is started and, before any session sees it, asked what it claims of a
+small graph: its worker becomes the fleet's if it answers. If it dies or is late instead, the provider is refused, and
+the next fleet knows. What it answers is of no interest: claims are checked when they matter.
+
+Not probed are the providers of this package, and those with `ProviderSpec(debug=True)`, which are to be looked at while
+they crash. `OUTRIDER_PROBE=0` in the environment turns all of this off.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import time
+from collections.abc import Sequence
+from datetime import datetime
+
+from outrider.providers.contract import ProviderUnavailableError
+from outrider.providers.wire import messages
+from outrider.providers.wire.graph import Graph, Node, Value
+from outrider.providers.wire.pack import pack_graph
+from outrider.scheduler import verdicts
+from outrider.scheduler.errors import WorkerDiedError
+from outrider.scheduler.lifecycle import exit_text, signal_name
+from outrider.scheduler.monitor import Monitor
+from outrider.scheduler.options import ProviderSpec, invalid_option
+from outrider.scheduler.specs import target
+from outrider.scheduler.verdicts import Verdict
+from outrider.scheduler.worker import Worker
+
+VARIABLE = "OUTRIDER_PROBE"
+
+
+def wanted() -> bool:
+    """Whether OUTRIDER_PROBE lets providers be probed. Raises InvalidOptionError for what is neither 0 nor 1."""
+    text = os.environ.get(VARIABLE, "").strip() or "1"
+    if text not in ("0", "1"):
+        raise invalid_option(VARIABLE, text, "0, 1 or nothing")
+    return text == "1"
+
+
+def probed(spec: ProviderSpec) -> bool:
+    """Whether a provider is one of somebody else's, and none that is being debugged."""
+    return not target(spec.kind).kind and not spec.debug
+
+
+def small_graph() -> Graph:
+    """y = Relu(x @ w + b), all float32: operators that most providers have heard of."""
+    x, w, b, p, s, y = (
+        Value(name, "float32", shape)
+        for name, shape in {"x": (1, 4), "w": (4, 4), "b": (4,), "p": (1, 4), "s": (1, 4), "y": (1, 4)}.items()
+    )
+    made = (("MatMul", (x, w), p), ("Add", (p, b), s), ("Relu", (s,), y))
+    nodes = tuple(Node(i, f"#{i}", op, "", 21, {}, read, (value,)) for i, (op, read, value) in enumerate(made))
+    return Graph("probe", nodes, (x, w, b), (y,), {}, {"": 21})
+
+
+def start_verdict(worker: Worker, reason: str, deadline: float) -> Verdict:
+    """The verdict on a worker that did not start. `reason`: what is said of it; `deadline`: seconds it was given."""
+    life = worker.life
+    code = life.code if life.cause == "died" else None
+    return Verdict(
+        cause=life.cause or "raised",
+        phase="start",
+        reason=reason,
+        signal=None if code is None else signal_name(code),
+        exit_code=code,
+        deadline=deadline,
+        output=worker.current.output.tail(),
+        when=time.time(),
+    )
+
+
+def claim_verdict(
+    worker: Worker, answer: concurrent.futures.Future[messages.Claims], seconds: float, deadline: float
+) -> Verdict:
+    """Wait at most `seconds` for what a worker claims; one that is late is ended. The verdict on it.
+
+    `deadline`: what the worker was given in all. Raises the errors of a fleet that is closed meanwhile.
+    """
+    try:
+        answer.result(max(0.0, seconds))
+    except TimeoutError:
+        reason = f"it did not answer what it claims within {deadline:g} s"
+        return Verdict("late", "claim", reason, None, None, deadline, worker.current.output.tail(), time.time())
+    except WorkerDiedError as error:
+        why = error.reason or error.hint
+        reason = f"{exit_text(error.exit_code)} while it was asked what it claims" + (f" ({why})" if why else "")
+        output = "\n".join(text for text in (error.stack, error.stderr) if text)
+        return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, output, time.time())
+    return Verdict(deadline=deadline, when=time.time())
+
+
+class Probes:
+    """The probes of one fleet, while it starts. `deadline`: seconds for a worker to start, and again to claim."""
+
+    def __init__(self, specs: Sequence[ProviderSpec], deadline: float) -> None:
+        self._deadline = deadline
+        known = {spec.display: verdicts.find(spec, deadline) for spec in specs if probed(spec)} if wanted() else {}
+        self._refused = {name: verdict for name, verdict in known.items() if verdict is not None and not verdict.good}
+        self._open = {name for name, verdict in known.items() if verdict is None}
+        self._asked: dict[str, tuple[int, float, concurrent.futures.Future[messages.Claims]]] = {}
+
+    def refusal(self, spec: ProviderSpec) -> ProviderUnavailableError | None:
+        """The error for a provider that an earlier probe speaks against; None for all others."""
+        verdict = self._refused.get(spec.display)
+        return None if verdict is None else refused(spec, verdict, kept=verdicts.path_of(spec))
+
+    def begin(self, monitor: Monitor, worker: Worker, session: int) -> None:
+        """Ask a worker that has started, if it is to be probed. `session`: a number that no session has."""
+        if worker.name in self._open:
+            message = messages.Claim(session, 1, pack_graph(small_graph()), {})
+            future = monitor.request(worker, message, ("Claims", session, 1))
+            self._asked[worker.name] = (session, time.monotonic() + self._deadline, future)
+
+    def end(self, monitor: Monitor, worker: Worker) -> ProviderUnavailableError | None:
+        """Wait for a worker that was asked, and keep the verdict; the error if it is a bad one."""
+        if worker.name not in self._asked:
+            return None
+        session, until, future = self._asked.pop(worker.name)
+        verdict = claim_verdict(worker, future, until - time.monotonic(), self._deadline)
+        kept = verdicts.keep(worker.spec, verdict)
+        if verdict.good:
+            monitor.post(worker, messages.Unload(session))
+            return None
+        if verdict.cause == "late":
+            monitor.kill(worker)
+        return refused(worker.spec, verdict, kept)
+
+    def not_started(self, worker: Worker, error: ProviderUnavailableError) -> None:
+        """Keep the verdict on a worker that was to be probed and did not start."""
+        if worker.name in self._open and worker.life.cause != "closed":
+            verdicts.keep(worker.spec, start_verdict(worker, str(error.reason), self._deadline))
+
+
+def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderUnavailableError:
+    """The error for a provider that did badly in a probe; `kept`: the file that says so."""
+    when = _time(verdict.when)
+    lasting = ""
+    if kept is not None:
+        until = _time(verdict.when + verdicts.kept_seconds(verdict))
+        lasting = (
+            f" It is not started again before {until}, unless its file or its options change or {kept} is removed."
+        )
+    again = f"`outrider doctor --probe '{spec.kind}'` probes it again"
+    reason = f"its probe at {when} failed: {verdict.reason}.{lasting} {again}"
+    story = f"\nIts last output:\n{verdict.output.strip()}" if verdict.output.strip() else ""
+    return ProviderUnavailableError(
+        f"provider {spec.display} is not available: {reason}.{story}", provider=spec.display, reason=reason
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,272 @@
+"""`outrider doctor --probe SPEC`: one provider in a throw-away worker, started and asked what it claims.
+
+Without a model it is asked about a set of common operators, each in a graph of its own, as some providers take all of
+what they are shown or nothing. What comes out is kept as the verdict that fleets go by (`outrider.scheduler.verdicts`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import textwrap
+import time
+from collections import Counter
+from typing import Any
+
+from outrider.scheduler.errors import OutriderError
+from outrider.scheduler.options import ProviderSpec, invalid_option
+from outrider.tools.opening import model_path, parse_pairs, progress
+from outrider.tools.text import milliseconds, plain, visible
+
+FAILED = 3
+DEADLINE = 30.0  # seconds, to start and to answer
+_BUILT_IN_SET = "the built-in set"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--probe and what goes with it."""
+    group = parser.add_argument_group("one provider")
+    group.add_argument("--probe", metavar="SPEC", help="start this provider and ask what it claims, in a worker that "
+                       "is thrown away; as in providers=: cpu, package.module:Class, file.py:Class")  # fmt: skip
+    group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE",
+                       help="an option of it; JSON where it is that, else text; may be repeated")  # fmt: skip
+    group.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
+                       help="an environment variable of its worker; may be repeated")  # fmt: skip
+    group.add_argument("--model", metavar="MODEL", help="ask about this model instead of a set of common operators")
+    group.add_argument("--deadline", type=float, default=DEADLINE, metavar="SECONDS",
+                       help=f"to start in, and again to answer in (default: {DEADLINE:g})")  # fmt: skip
+
+
+def probe(args: argparse.Namespace) -> int:
+    """Exit code 0 if the provider starts and answers, else 3."""
+    if not args.deadline > 0:
+        raise invalid_option("--deadline", args.deadline, "a positive number of seconds")
+    from outrider.scheduler.specs import parse_provider  # it needs packages that doctor may be asked to look for
+
+    spec = parse_provider(
+        ProviderSpec(
+            args.probe,
+            options={key: option_value(text) for key, text in parse_pairs("--option", args.option, first=True).items()},
+            env=parse_pairs("--env", args.env, first=True),
+        )
+    )
+    path = None if args.model is None else model_path(args.model)
+    with progress(f"probing {spec.display}"):
+        document = examined(spec, path, args.deadline)
+    print(json.dumps(plain(document), indent=2) if args.json else visible("\n".join(_text(document))))
+    return 0 if document["ok"] else FAILED
+
+
+def option_value(text: str) -> Any:
+    """An option of the command line: JSON where it is that, else text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str, Any]:
+    """What a probe of this provider sees, as plain data. `path`: of a model to ask about; `deadline`: in seconds.
+
+    {provider, ok, failure, start_seconds, versions, attributes, claims, kept}. `failure`: {cause, phase, reason,
+    signal, exit_code, output} or None; `claims`: {asked, nodes, claimed, reference, operators, declines, error,
+    seconds} or None; `kept`: the file of the verdict. Raises the errors of models, before anything is started.
+    """
+    from outrider.scheduler import Fleet, verdicts
+    from outrider.scheduler.model import load_model
+    from outrider.scheduler.probing import start_verdict
+
+    loaded = load_model(common_operators() if path is None else path)
+    document: dict[str, Any] = {"provider": spec.display, "ok": False, "failure": None, "start_seconds": None}
+    document["claims"] = None
+    start = time.perf_counter()
+    try:
+        with Fleet._of([dataclasses.replace(spec, required=False)], deadline, None, probe=False) as fleet:
+            (worker,) = fleet.monitor.workers
+            seconds, hello = time.perf_counter() - start, worker.hello
+            if hello is None:
+                verdict = start_verdict(worker, fleet.absent[worker.name], deadline)
+            else:
+                document["start_seconds"] = seconds
+                document["versions"] = dict(hello.versions)
+                accepts = None if hello.accepts is None else list(hello.accepts)
+                document["attributes"] = {
+                    "merge": hello.merge, "per_signature": hello.per_signature, "accepts": accepts,
+                }  # fmt: skip
+                verdict, document["claims"] = _claims(fleet, worker, loaded, path, deadline)
+    finally:
+        loaded.store.close()
+    claims = document["claims"]
+    document["ok"] = claims is not None and claims["error"] is None
+    if not verdict.good:
+        told = ("cause", "phase", "reason", "signal", "exit_code", "output")
+        document["failure"] = {name: getattr(verdict, name) for name in told}
+    document["kept"] = verdicts.keep(spec, verdict)
+    return document
+
+
+def _claims(fleet: Any, worker: Any, loaded: Any, path: str | None, deadline: float) -> tuple[Any, Any]:
+    """Ask what the provider claims; the verdict, and the answer as plain data, None if there is none."""
+    from outrider.providers.wire import messages
+    from outrider.providers.wire.pack import pack_graph
+    from outrider.scheduler.deploy import Deployer
+    from outrider.scheduler.placement import left_over
+    from outrider.scheduler.probing import claim_verdict
+
+    graph = loaded.graph
+    shown = [graph] if path is not None else [left_over(graph, [i]) for i in range(len(graph.nodes))]
+    session = fleet.next_session()
+    weights = Deployer(fleet, session, loaded.store.seal(), [], deadline).weights_for(worker)
+    asked: list[concurrent.futures.Future[messages.Claims]] = []
+    start = time.perf_counter()
+    for number, one in enumerate(shown, 1):
+        message = messages.Claim(session, number, pack_graph(one), weights)
+        asked.append(fleet.monitor.request(worker, message, ("Claims", session, number)))
+    for future in asked:
+        verdict = claim_verdict(worker, future, start + deadline - time.perf_counter(), deadline)
+        if not verdict.good:
+            fleet.monitor.kill(worker, verdict.reason)
+            return verdict, None
+    answers = [future.result() for future in asked]
+    return verdict, _answered(worker, graph, path, shown, answers, time.perf_counter() - start)
+
+
+def _answered(worker: Any, graph: Any, path: str | None, shown: Any, answers: Any, seconds: float) -> dict[str, Any]:
+    """What the provider said, checked as a session would."""
+    from outrider.scheduler.placement import Answers
+    from outrider.scheduler.report import Refusal, group_declines
+
+    said, error = Answers(), None
+    for one, answer in zip(shown, answers, strict=False):
+        if answer.error is not None:
+            error = error or f"claim() raised {answer.error['type']}: {answer.error['message']}"
+            continue
+        try:
+            said.add(0, worker.name, one, answer)
+        except OutriderError as broken:
+            error = error or str(broken)
+    claimed = [node for node in graph.nodes if said.claimed(0, node.name)]
+    declined = [node for node in graph.nodes if not said.claimed(0, node.name)] if answers else []
+    groups = group_declines(
+        Refusal(node.name, node.op_type, node.domain, worker.name, said.reason(0, node.name)) for node in declined
+    )
+    return {
+        "asked": path or _BUILT_IN_SET,
+        "nodes": len(graph.nodes),
+        "claimed": len(claimed),
+        "reference": sum(said.reference(0, node.name) for node in claimed),
+        "operators": dict(sorted(Counter(node.label for node in claimed).items())),
+        "declines": [one.to_dict() for one in groups],
+        "error": error,
+        "seconds": seconds,
+    }
+
+
+def _text(document: dict[str, Any]) -> list[str]:
+    lines = _row("provider", document["provider"])
+    if document["start_seconds"] is not None:
+        attributes = document["attributes"]
+        accepts = "all dtypes" if attributes["accepts"] is None else ", ".join(attributes["accepts"])
+        lines += _row("starts", f"in {milliseconds(document['start_seconds'])}")
+        lines += _row("versions", ", ".join(f"{name} {version}" for name, version in document["versions"].items()))
+        lines += _row(
+            "attributes",
+            f"merge={attributes['merge']}, per_signature={attributes['per_signature']}, accepts {accepts}",
+        )
+    failure, claims = document["failure"], document["claims"]
+    if failure is not None:
+        lines += _row("FAILS", failure["reason"])
+        output = failure["output"].strip()
+        lines += ["its last output:", *(f"  {line}" for line in output.splitlines())] if output else []
+    elif claims is not None:
+        lines += _claims_text(claims)
+    if document["kept"] is not None:
+        lines += _row("remembered", f"as {'fit' if failure is None else 'not fit'} for use, in {document['kept']}")
+    return lines
+
+
+def _claims_text(claims: dict[str, Any]) -> list[str]:
+    if claims["error"] is not None:
+        return _row("FAILS", claims["error"])
+    stop_gap = f", {claims['reference']} of them by a stop-gap" if claims["reference"] else ""
+    count = f"{claims['claimed']} of {claims['nodes']} nodes of {claims['asked']}{stop_gap}"
+    lines = _row("claims", f"{count}, asked in {milliseconds(claims['seconds'])}")
+    lines += _row("", _counted(claims["operators"]))
+    by_reason: dict[str, dict[str, int]] = {}
+    for one in claims["declines"]:
+        by_reason.setdefault(one["reason"], {})[f"{one['domain']}::{one['op']}"] = one["count"]
+    for reason, operators in by_reason.items():
+        lines += _row("declines", f"{reason}: {_counted(operators)}")
+    return lines
+
+
+def _counted(operators: dict[str, int]) -> str:
+    """'Add 3, com.acme::Glue': the default domain and a count of one are left out."""
+    return ", ".join(
+        label.removeprefix("ai.onnx::") + (f" {count}" if count > 1 else "") for label, count in operators.items()
+    )
+
+
+def _row(title: str, text: str) -> list[str]:
+    """A title and its text, folded; nothing without text."""
+    if not text:
+        return []
+    return textwrap.wrap(
+        text, 110, initial_indent=f"{title:13}", subsequent_indent=13 * " ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def common_operators() -> Any:
+    """A ModelProto with one node of each of some common operators, with the shapes and constants they usually have.
+
+    The nodes are named after their operators and share nothing.
+    """
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    image, matrix, floats = [1, 8, 16, 16], [4, 8], TensorProto.FLOAT
+    many, few = np.ones(8, np.float32), np.ones((8, 8, 3, 3), np.float32)
+    square, scale, zero = np.ones((8, 8), np.float32), np.array(0.1, np.float32), np.array(0, np.uint8)
+
+    def index(*items: int) -> Any:
+        return np.array(items, np.int64)
+
+    # operator: (shape of the input, constants after it, attributes, dtype of the output)
+    wanted: dict[str, tuple[list[int], list[Any], dict[str, Any], int]] = {
+        "Add": (matrix, [many], {}, floats),
+        "AveragePool": (image, [], {"kernel_shape": [2, 2]}, floats),
+        "BatchNormalization": (image, [many, many, many, many], {}, floats),
+        "Cast": (matrix, [], {"to": TensorProto.INT64}, TensorProto.INT64),
+        "Concat": (matrix, [np.ones((4, 8), np.float32)], {"axis": 0}, floats),
+        "Conv": (image, [few, many], {"pads": [1, 1, 1, 1]}, floats),
+        "ConvTranspose": (image, [few], {}, floats),
+        "Gather": (matrix, [index(0, 2)], {"axis": 0}, floats),
+        "Gelu": (matrix, [], {}, floats),
+        "Gemm": (matrix, [square, many], {}, floats),
+        "GlobalAveragePool": (image, [], {}, floats),
+        "LayerNormalization": (matrix, [many, many], {}, floats),
+        "MatMul": (matrix, [square], {}, floats),
+        "MaxPool": (image, [], {"kernel_shape": [2, 2], "strides": [2, 2]}, floats),
+        "Mul": (matrix, [many], {}, floats),
+        "QuantizeLinear": (matrix, [scale, zero], {}, TensorProto.UINT8),
+        "ReduceMean": (matrix, [index(1)], {}, floats),
+        "Relu": (matrix, [], {}, floats),
+        "Reshape": (matrix, [index(8, 4)], {}, floats),
+        "Sigmoid": (matrix, [], {}, floats),
+        "Slice": (matrix, [index(0), index(2), index(0)], {}, floats),
+        "Softmax": (matrix, [], {"axis": -1}, floats),
+        "Tanh": (matrix, [], {}, floats),
+        "Transpose": (matrix, [], {"perm": [1, 0]}, floats),
+    }
+    nodes, inputs, outputs, initializers = [], [], [], []
+    for op, (shape, constants, attributes, dtype) in wanted.items():
+        names = [f"{op}.{number}" for number in range(1 + len(constants))]
+        nodes.append(helper.make_node(op, names, [f"{op}.y"], name=op, **attributes))
+        inputs.append(helper.make_tensor_value_info(names[0], floats, shape))
+        outputs.append(helper.make_tensor_value_info(f"{op}.y", dtype, None))
+        initializers += [numpy_helper.from_array(one, name) for one, name in zip(constants, names[1:], strict=True)]
+    graph = helper.make_graph(nodes, "common operators", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
