@@ -27,8 +27,19 @@ POLICIES = {"neither": (False, False), "replay": (True, False), "fallback": (Tru
 ENDS = ("sigsegv", "sigabrt", "sigkill", "exit", "malformed_message")  # faults that end the worker by themselves
 HANGS = ("sigstop", "hang", "hang_gil")
 NO_SENSE = "no sense: "
+# Seconds, of which what they bound takes a tenth; only where something hangs in that phase.
+DEADLINES: dict[str, dict[str, Any]] = {
+    "start": {"start_deadline": 3},
+    "claim": {"claim_deadline": 1},
+    "load": {"load_deadline": 1},
+    "idle": {"partition_deadline": 1},
+    "first run": {"partition_deadline": 1},
+    "steady run": {"partition_deadline": 1},
+}
 STEADY = 5  # the run that a fault of the steady state is in
 LIMIT = 1 << 30  # bytes of memory for a worker that takes all it gets
+# A sample for every commit.
+FAST = ("start-exit-replay", "load-refuse_compile-fallback", "first-run-sigsegv-replay", "steady-run-sigkill-fallback")
 ENOUGH = 60.0  # seconds; what is waited for here takes milliseconds
 
 
@@ -171,11 +182,7 @@ class Case:
 
     def options(self, fleet: Fleet | None) -> SessionOptions:
         replay, fallback = POLICIES[self.cell.policy]
-        limits: dict[str, Any] = {}
-        if self.cell.fault in HANGS:
-            limits = {"claim_deadline": 2, "load_deadline": 2, "partition_deadline": 1}
-            if fleet is None:
-                limits["start_deadline"] = 3
+        limits = DEADLINES.get(self.cell.phase, {}) if self.cell.fault in HANGS else {}
         return SessionOptions(replay=replay, fallback=fallback, fleet=fleet, **limits)
 
     @contextlib.contextmanager
@@ -260,7 +267,11 @@ def told(error: OutriderError) -> str:
     return " ".join(words)
 
 
-@pytest.mark.parametrize("cell", RUN, ids=str)
+def _sample(cell: Cell) -> Any:
+    return pytest.param(cell, marks=pytest.mark.fast) if str(cell) in FAST else cell
+
+
+@pytest.mark.parametrize("cell", map(_sample, RUN), ids=str)
 def test_cell(cell: Cell, tmp_path: Path) -> None:
     case = Case(cell, tmp_path / "record", shared=False)
     assert case.run() == cell.expected

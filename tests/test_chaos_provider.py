@@ -333,7 +333,6 @@ def test_nothing_happens_in_idleness_before_its_time() -> None:
     ("fault", "kind", "told"),
     [
         ("stale_reference", (errors.ProviderContractError, errors.LayoutError), "header"),
-        ("wild_reference", (errors.ProviderContractError, errors.LayoutError), "outside"),
         ("malformed_message", errors.WorkerDiedError, "SIGKILL"),
     ],
 )
