@@ -157,6 +157,7 @@ class Case:
         self.cell = cell
         self.record = record
         self.shared = shared
+        self.neighbour: Neighbour | None = None
 
     def spec(self) -> ProviderSpec:
         cell = self.cell
@@ -186,47 +187,45 @@ class Case:
         return SessionOptions(replay=replay, fallback=fallback, fleet=fleet, **limits)
 
     @contextlib.contextmanager
-    def made(self) -> Iterator[tuple[InferenceSession, Neighbour | None]]:
-        """The session, and its neighbour where there is one."""
+    def made(self) -> Iterator[InferenceSession]:
+        """The session, and its neighbour if it has one."""
         providers = [self.spec(), "cpu"]
         with contextlib.ExitStack() as stack:
-            fleet = neighbour = None
+            fleet = None
             if self.shared:
                 fleet = stack.enter_context(Fleet(providers))
-                neighbour = Neighbour(fleet)
-                stack.callback(neighbour.end)
+                self.neighbour = Neighbour(fleet)
+                stack.callback(self.neighbour.end)
                 if self.cell.phase != "idle":  # there nothing may run before the fault
-                    neighbour.start()
+                    self.neighbour.start()
             options = self.options(fleet)
             session = InferenceSession(OURS, providers=None if fleet else providers, options=options)
             stack.callback(session.close)
             monitor = (fleet or session._fleet).monitor
             if self.cell.phase == "stop":
                 monitor.patience = 0.5
-            yield session, neighbour
+            yield session
 
     def run(self) -> str:
         """What came of it."""
         said = "right"
-        failed: list[BaseException] = []
         try:
-            with self.made() as (session, neighbour):
-                if neighbour is not None:
-                    failed = neighbour.failed
-                said = self._runs(session, neighbour)
+            with self.made() as session:
+                said = self._runs(session)
         except OutriderError as error:
             said = told(error)
-        assert not failed, failed
+        if self.neighbour is not None:
+            assert not self.neighbour.failed, self.neighbour.failed
         return f"{said} / {self.incarnations()}"
 
-    def _runs(self, session: InferenceSession, neighbour: Neighbour | None) -> str:
+    def _runs(self, session: InferenceSession) -> str:
         phase, number = self.cell.phase, 0
         for number in range({"steady run": STEADY - 1, "idle": 1}.get(phase, 0)):
             check(session, number)
         if phase == "idle":
             self._fault_in_idleness(session)
-            if neighbour is not None:
-                neighbour.start()
+            if self.neighbour is not None:
+                self.neighbour.start()
         try:
             check(session, number + 1, rows=2 if self.cell.fault == "refuse_compile" else 1)
             said = "right"
@@ -280,4 +279,7 @@ def test_cell(cell: Cell, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", SHARED, ids=str)
 def test_cell_with_two_sessions_on_one_fleet(cell: Cell, tmp_path: Path) -> None:
-    assert Case(cell, tmp_path / "record", shared=True).run() == cell.expected
+    said, _, count = cell.expected.rpartition(" / ")
+    if cell.phase in ("claim", "load") and cell.fault in (*ENDS, *HANGS):
+        count = "2"  # the other one needs the worker again, whether the first one does or not
+    assert Case(cell, tmp_path / "record", shared=True).run() == f"{said} / {count}"
