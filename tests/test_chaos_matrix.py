@@ -226,14 +226,23 @@ class Case:
             self._fault_in_idleness(session)
             if self.neighbour is not None:
                 self.neighbour.start()
-        try:
-            check(session, number + 1, rows=2 if self.cell.fault == "refuse_compile" else 1)
-            said = "right"
-        except OutriderError as error:
-            said = told(error)
+        said = self._said(session, number + 1, rows=2 if self.cell.fault == "refuse_compile" else 1)
         if not self.cell.always:
             check(session, number + 2)
+        else:
+            after = said if self.cell.policy != "neither" else self._said(session, number + 2)
+            assert after == said, "without a replay the second run dies like the first"
+            end = "right" if self.cell.policy == "fallback" else "ProviderUnavailableError"
+            assert self._said(session, number + 3) == end
         return said
+
+    def _said(self, session: InferenceSession, number: int, rows: int = 1) -> str:
+        """What comes of a run."""
+        try:
+            check(session, number, rows)
+            return "right"
+        except OutriderError as error:
+            return told(error)
 
     def _fault_in_idleness(self, session: InferenceSession) -> None:
         """Wait until it has happened, and until a worker that it ended is known to be dead."""
