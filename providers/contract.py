@@ -84,9 +84,9 @@ class Context:
     `trace`: for a provider that wants its own steps in traces: while `trace.on`, tell them by `trace.span(name, start,
     end, op, nbytes)`. `incarnation`: which start of this worker it is, counted from 1.
 
-    `cancelled`: for one whose runs are long: `cancelled()` is True as soon as nobody waits any more for the run that
-    the provider is called for. It may then stop at once, by raising RunCancelledError or anything else: what it would have
-    returned is dropped. It costs 0.1 microseconds. One that does not look is stopped before its next unit, or ended.
+    `cancelled`: for one whose calls take long. `cancelled()` becomes True when nobody waits any more for the run that
+    it is called for; it may then stop at once, by raising RunCancelledError or anything else. A look takes 0.1
+    microseconds. A worker whose call has not ended a second later is killed.
     """
 
     options: Mapping[str, Any]
@@ -187,9 +187,9 @@ class ProviderContractError(OutriderError, RuntimeError):
 
 
 class ProviderUnavailableError(OutriderError, RuntimeError):
-    """A provider does not start, or may not be started now."""
+    """A provider does not start, or may not be used now; `seconds`: for how much longer, None where nobody knows."""
 
-    _fields = ("provider", "reason")
+    _fields = ("provider", "reason", "seconds")
 
 
 class ClaimBrokenError(OutriderError, RuntimeError):

@@ -46,7 +46,7 @@ from outrider.shm.board import (
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.leases import PoolWriter, callers_half
 from outrider.shm.places import Places
-from outrider.shm.progress import LOAD, RUN, WHAT, ProgressWriter, what
+from outrider.shm.progress import LOAD, RUN, STEP, WHAT, ProgressWriter, what
 from outrider.shm.segment import Segment
 from outrider.shm.spin import Spin
 
@@ -102,10 +102,12 @@ class Partition:
         self.outputs = tuple((output["name"], output["edge"]) for output in plan.outputs if output["published"])
         self.done = plan.done
 
-    def run(self, slot: int, recorder: Recorder | None, cancelled: Callable[[], bool]) -> Outcome | None:
+    def run(
+        self, slot: int, recorder: Recorder | None, cancelled: Callable[[], bool], doing: memoryview
+    ) -> Outcome | None:
         """Run the units; None when an input is void. `recorder`: for their spans.
 
-        `cancelled`: asked between two units; RunCancelledError if it says so.
+        `cancelled`: asked between two units; RunCancelledError if it says so. `doing`: the progress record.
         """
         known: dict[str, Any] = {"": None}
         read: list[tuple[BoardReader, int, int]] = []
@@ -122,8 +124,10 @@ class Partition:
         targets = self.targets.of(slot, read)
         numbers: dict[str, int] = {}
         for position, unit in enumerate(self.units):
-            if position and cancelled():
-                raise RunCancelledError("the run was cancelled between two units", reason="cancelled")
+            if position:
+                if cancelled():
+                    raise RunCancelledError("the run was cancelled between two units", reason="cancelled")
+                doing[STEP] = position
             arguments = [known[value.name] for value in unit.unit.inputs]
             try:
                 if recorder is None:
@@ -145,6 +149,8 @@ class Partition:
             for port_out, (number, value) in zip(unit.outputs, results, strict=True):
                 known[port_out.name] = value
                 numbers[port_out.name] = number
+        if len(self.units) > 1:
+            doing[STEP] = 0
         return Outcome([(edge, numbers[name]) for name, edge in self.outputs], read, calls, stamps, blocks)
 
 
@@ -349,11 +355,12 @@ class LoadedSession:
             while steady is not None and not steady.fits():
                 steady = steady.other
             if steady is not None:
-                steady.repeat(run, self._present.cancelled)
+                steady.repeat(run, self._present.cancelled, doing)
             else:
                 begun = begun or monotonic()
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
+            doing[STEP] = 0
             if not self._present.cancelled():  # else nobody waits for its story
                 number = lane.partition.number
                 self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
@@ -373,7 +380,7 @@ class LoadedSession:
         partition, slot, board, places = lane.partition, lane.slot, self._board, self._places
         assert places is not None
         changes = places.changes[slot]
-        outcome = partition.run(slot, self._recorder, self._present.cancelled)
+        outcome = partition.run(slot, self._recorder, self._present.cancelled, self._doing)
         if outcome is None:
             self._void(lane, run, "void")
             return

@@ -18,6 +18,7 @@ from outrider.providers.wire.failures import fail
 from outrider.shm.board import BoardReader, BoardWriter
 from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
+from outrider.shm.progress import STEP
 
 Call = tuple[Unit, Run, Sequence[Any]]  # a unit, its bound callable, and the arrays it is called with
 Block = tuple[int, int, int]  # of the output pool: number, offset, bytes
@@ -101,24 +102,28 @@ class Steady:
         self._as_of = self._changes[self._slot]
         return True
 
-    def repeat(self, run: int, cancelled: Callable[[], bool]) -> None:
+    def repeat(self, run: int, cancelled: Callable[[], bool], doing: memoryview) -> None:
         """Make the calls and publish. Raises what `fail` makes of a call's exception, with nothing published.
 
-        `cancelled`: asked between two units; RunCancelledError if it says so. Blocks that it has taken then are to be
-        given back by `PoolWriter.give_back_all`.
+        `cancelled`: asked between two units; RunCancelledError if it says so. `doing`: the progress record. Blocks that
+        it has taken then are to be given back by `PoolWriter.give_back_all`.
         """
         for block, _, _ in self._blocks:
             self._pool.take_again(block)
         made = 0
         try:
             for call, arguments in self._calls:
-                if made and cancelled():
-                    raise RunCancelledError("the run was cancelled between two units", reason="cancelled")
+                if made:
+                    if cancelled():
+                        raise RunCancelledError("the run was cancelled between two units", reason="cancelled")
+                    doing[STEP] = made
                 call(arguments)
                 made += 1
         except (Exception, SystemExit) as error:  # a provider may raise anything
             unit = self._units[made]
             fail(unit.nodes, unit.inputs, self._calls[made][1], error)
+        if made > 1:
+            doing[STEP] = 0
         base = run << 16
         words = self._words
         for index, number in self._outputs:

@@ -1,13 +1,9 @@
-"""The worker process: `python -c "... worker.main(boot_fd, path)"`, started by the coordinator's monitor thread.
+"""The worker process, from where `boot.py` has put it in order; started by the coordinator's monitor thread.
 
 Two threads. *main* owns the provider: it imports it, answers claims, compiles, and runs partitions, blocked on the
 worker's doorbell in between. *control* owns the ZeroMQ socket and watches the coordinator's pidfd; it passes messages
 to main by a deque and the doorbell. If the coordinator dies, control ends the process at once; while native code holds
 the GIL, the parent-death signal does.
-
-The boot record (msgpack in a memfd): endpoint, identity, name, kind, options, device, threads, incarnation, spare
-(whether it is started ahead, and waits on a doorbell of its own), and the numbers of inherited descriptors:
-`coordinator` (pidfd), `doorbell`, `channel`, `progress`.
 """
 
 from __future__ import annotations
@@ -25,12 +21,18 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import msgpack
 import numpy as np
 import zmq
 
 from outrider.providers.constants import Constants
-from outrider.providers.contract import Claim, Context, Decline, Provider, ProviderContractError
+from outrider.providers.contract import (
+    Claim,
+    Context,
+    Decline,
+    Provider,
+    ProviderContractError,
+    ProviderUnavailableError,
+)
 from outrider.providers.host import LoadedSession, Services
 from outrider.providers.lanes import LaneGroup, Present
 from outrider.providers.loading import BUILT_IN, load_provider
@@ -44,11 +46,11 @@ from outrider.providers.wire.spans import Recorder, Trace, plain_span, timed
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
-from outrider.shm.processes import die_with_parent
 from outrider.shm.progress import CLAIM, LOAD, START, STOP, ProgressWriter
 from outrider.shm.spin import Spin
 
 EXIT_START = 3  # the provider did not start; the coordinator does not try again
+EXIT_CONTROL = 4
 DESCRIPTOR_SECONDS = 30.0
 
 _NO_SPIN = Spin(0)
@@ -82,6 +84,13 @@ class Control(threading.Thread):
         self._wake.ring()
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:  # nobody could reach this worker any more, nor hear of it
+            log.critical("the control thread of a worker failed", exc_info=True)
+            os._exit(EXIT_CONTROL)
+
+    def _serve(self) -> None:
         """Until `finish`, or until the coordinator is gone, which ends the process."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
@@ -114,7 +123,8 @@ class Control(threading.Thread):
 class Worker:
     """What main does: one provider, the sessions loaded on it, and the messages about them."""
 
-    def __init__(self, boot: dict[str, Any]) -> None:
+    def __init__(self, boot: dict[str, Any], refused: str | None) -> None:
+        self.refused = refused
         self.name: str = boot["name"]
         self.bell = Doorbell() if boot["spare"] else Doorbell(boot["doorbell"])
         self.channel = DescriptorChannel(socket.socket(fileno=boot["channel"]))
@@ -139,6 +149,8 @@ class Worker:
         boot = self.boot
         self.progress.begin(START)
         try:
+            if self.refused is not None:
+                raise ProviderUnavailableError(self.refused, provider=self.name, reason=self.refused)
             self.provider = load_provider(boot["kind"])
             logger = logging.getLogger(f"outrider.provider.{self.name}")
             cancelled, incarnation = self.present.cancelled, boot["incarnation"]
@@ -410,12 +422,12 @@ class Worker:
         self.control.finish()
 
 
-def main(boot_fd: int, path: list[str]) -> NoReturn:
-    """Entry point; never returns. `path`: the coordinator's `sys.path`, for a provider that is not ours."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with open(boot_fd, "rb") as file:
-        boot = msgpack.unpackb(file.read(), strict_map_key=False)
-    die_with_parent(boot["parent"])
+def main(boot: dict[str, Any], path: list[str], refused: str | None) -> NoReturn:
+    """Serve until stopped; never returns.
+
+    `boot`: the boot record. `path`: the coordinator's `sys.path`, for a provider that is not ours. `refused`: why the
+    process cannot be bounded as its spec says, which ends it.
+    """
     if boot["kind"] not in BUILT_IN:
         sys.path[:] = path
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -424,7 +436,7 @@ def main(boot_fd: int, path: list[str]) -> NoReturn:
     # Large graphs are unpacked here: objects by the hundred thousand, which the collector would walk again and again.
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    worker = Worker(boot)
+    worker = Worker(boot, refused)
     worker.start()
     worker.loop()
     worker.close()

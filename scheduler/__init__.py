@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.scheduler import errors
+    from outrider.scheduler.cancelling import CancelToken
     from outrider.scheduler.fleet import Fleet
     from outrider.scheduler.metadata import ModelMetadata
     from outrider.scheduler.nodearg import NodeArg
-    from outrider.scheduler.options import CancelToken, ProviderSpec, RunOptions, SessionOptions
+    from outrider.scheduler.options import ProviderSpec, RunOptions, SessionOptions
     from outrider.scheduler.ortvalue import OrtValue
     from outrider.scheduler.report import PlacementReport
     from outrider.scheduler.session import InferenceSession
@@ -21,7 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = {
-    "CancelToken": "options", "Fleet": "fleet", "InferenceSession": "session", "ModelMetadata": "metadata",
+    "CancelToken": "cancelling", "Fleet": "fleet", "InferenceSession": "session", "ModelMetadata": "metadata",
     "NodeArg": "nodearg", "OrtValue": "ortvalue", "PlacementReport": "report", "ProviderSpec": "options",
     "RunOptions": "options", "SessionOptions": "options",
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire.failures import first_names
@@ -47,13 +47,17 @@ def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fle
             if owner is not None:
                 counts[names[owner]] += 1
         idle.update((name, _why_idle(placer, i)) for i, name in enumerate(names) if not counts[name])
+    health = fleet.health()
+    known = {node.name for node in replicas[0].placer.graph.nodes}
     providers = [
         PlacedProvider(
             worker.name,
-            worker.life.state,
+            health[worker.name]["state"],
             counts[worker.name],
             sum(held[worker.name].values()),
-            "" if counts[worker.name] else idle[worker.name],
+            health[worker.name].get("reason", "") or ("" if counts[worker.name] else idle[worker.name]),
+            health[worker.name].get("seconds"),
+            _quarantined(health[worker.name], known),
         )
         for worker in workers
     ]
@@ -62,6 +66,11 @@ def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fle
     return PlacementReport(
         partitions, _nodes(replicas[0]), transfers, group_declines(_refusals(first)), providers, _notes(replicas)
     )
+
+
+def _quarantined(told: Mapping[str, Any], known: Collection[str]) -> tuple[tuple[str, ...], ...]:
+    """The quarantined partitions of a model with these nodes."""
+    return tuple(tuple(one["nodes"]) for one in told["quarantined"] if all(name in known for name in one["nodes"]))
 
 
 def _partitions(

@@ -2,6 +2,7 @@
 
 A run that is asked for waits in the same queue as callers of `run`. When it gets a slot, a thread that is idle begins
 it, blocks on the slot's doorbell as any caller does, and resolves the Future. Slots are given in the order of asking.
+One that is cancelled or late while it waits leaves the queue, and such a thread ends it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import concurrent.futures
 import logging
 import operator
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-from outrider.scheduler.errors import SessionClosedError
-from outrider.scheduler.replica import Slot
+from outrider.scheduler.cancelling import CancelToken
+from outrider.scheduler.errors import RunCancelledError, SessionClosedError
+from outrider.scheduler.options import RunOptions, SessionOptions
+from outrider.scheduler.replica import Slot, busy
 from outrider.scheduler.slots import Hold, Slots, Ticket
+from outrider.scheduler.watching import Watch, watch_for
 
 log = logging.getLogger("outrider.session")
 
@@ -34,21 +39,41 @@ class _Condition(threading.Condition):
 
 
 class RunFuture(concurrent.futures.Future[list[Any]]):
-    """The outputs of a run to come. Wait with `result(timeout)`, or `await` it in asyncio.
-
-    `cancel` works until the run has begun.
-    """
+    """The outputs of a run to come. Wait with `result(timeout)`, or `await` it in asyncio."""
 
     def __init__(self) -> None:
         super().__init__()
         self._condition = _Condition()
+        self.token = CancelToken()
+        self._open = True  # `cancel` may still have an effect
+
+    def cancel(self) -> bool:
+        """Cancel the run; False if it has ended.
+
+        Before it has begun the Future is cancelled at once. Afterwards the run is given up, and the Future ends with
+        RunCancelledError within milliseconds. Cancelling a task of asyncio that awaits it does the same.
+        """
+        if super().cancel():
+            return True
+        with self._condition:
+            if not self._open:
+                return False
+            self.token._cancelled = True
+        self.token.cancel()
+        return True
+
+    def close(self) -> bool:
+        """It ends now, and `cancel` comes too late; False if it was cancelled before. Called by who runs it."""
+        with self._condition:
+            self._open = False
+            return not self.token.cancelled
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return asyncio.wrap_future(self).__await__()
 
 
 class Job(Ticket[Slot]):
-    """A run that was asked for. `work(hold)` runs it in the slot that `hold` has.
+    """A run that was asked for. `work(hold, watch)` runs it in the slot that `hold` has; `watch` may end it early.
 
     It keeps its session alive until it has ended, through `work`.
     """
@@ -56,12 +81,17 @@ class Job(Ticket[Slot]):
     def __init__(
         self,
         queue: AsyncRuns,
-        work: Callable[[Hold[Slot]], list[Any]],
+        work: Callable[[Hold[Slot], Watch], list[Any]],
         callback: Callable[[list[Any], Any, str], object] | None,
         user_data: Any,
+        given: RunOptions,
+        session: SessionOptions,
     ) -> None:
         super().__init__(Hold())
         self.future = RunFuture()
+        watch = watch_for(given, session, self.future.token)
+        assert watch is not None
+        self.watch = watch
         self._queue = queue
         self._work = work
         self._callback = callback
@@ -71,23 +101,34 @@ class Job(Ticket[Slot]):
         self._queue.begin(self)
 
     def run(self, slots: Slots[Slot]) -> None:
-        """Run it, unless it was cancelled, and tell the caller."""
+        """Run it, unless it was cancelled, and tell the caller. It has no slot if it is too late for that."""
         if not self.future.set_running_or_notify_cancel():
             slots.give(self.hold)
+            self.watch.close()
             return
         try:
             try:
-                results = self._work(self.hold)
-            finally:
-                slots.give(self.hold)
+                self.watch.left("while it waited for its turn")
+                results = self._work(self.hold, self.watch)
+            except BaseException:
+                slots.give(self.hold, last=busy(self.hold))
+                raise
+            slots.give(self.hold)
+            if not self.future.close():
+                raise RunCancelledError("the run was cancelled when it had ended", reason="cancelled")
         except BaseException as error:  # whatever it is belongs to the caller
             self.fail(error)
         else:
+            self.watch.close()
             self._call_back(results, "")
             self.future.set_result(results)
 
     def fail(self, error: BaseException) -> None:
         """It ends without a result."""
+        self.watch.close()
+        if not self.future.close() and not isinstance(error, RunCancelledError):
+            cause, error = error, RunCancelledError("the run was cancelled", reason="cancelled")
+            error.__cause__ = cause
         self._call_back([], str(error) or type(error).__name__)
         self.future.set_exception(error)
 
@@ -106,8 +147,12 @@ class AsyncRuns:
     They hold no reference to the session, so that one that is dropped is closed.
     """
 
-    def __init__(self, slots: Slots[Slot]) -> None:
+    def __init__(self, slots: Slots[Slot], later: Callable[[float, Callable[[], None]], object]) -> None:
+        """`later(seconds, action)` has a thread that never blocks call `action` after so many seconds."""
         self._slots = slots
+        self._later = later
+        self._limited: list[Job] = []  # those in the queue that may have to leave it
+        self._alarm: float | None = None  # when `_expire` will be called
         self._begun: deque[Job] = deque()
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._wake = threading.Condition(self._lock)
@@ -116,9 +161,40 @@ class AsyncRuns:
         self._closed = False
 
     def submit(self, job: Job) -> None:
-        """Queue a run. Raises QueueFullError where the queue rejects, SessionClosedError once it is closed."""
-        if not self._slots.enqueue(job):
-            raise SessionClosedError("the session was closed", what="session")
+        """Queue a run. Raises QueueFullError where the queue rejects, SessionClosedError once it is closed, and what
+        its Watch raises while it waits for room."""
+        watch = job.watch.open()
+        watch.waker = self._token_used
+        try:
+            if not self._slots.enqueue(job, watch):
+                raise SessionClosedError("the session was closed", what="session")
+        except BaseException:
+            watch.close()
+            raise
+        if watch.limited:
+            with self._lock:
+                if not job.begun:
+                    self._limited.append(job)
+            self._expire()
+
+    def _token_used(self) -> None:
+        """A run is cancelled. Called by anyone, a signal's handler included."""
+        self._later(0, self._expire)
+
+    def _expire(self) -> None:
+        """Have the runs that are cancelled or late leave the queue; ask to be called again when the next one is."""
+        with self._lock:
+            over = [job for job in self._limited if job.watch.over]
+            ends = [job.watch.ends for job in self._limited if job.watch.ends is not None and job not in over]
+            first = min(ends, default=None)
+            ask = first is not None and first != self._alarm
+            self._alarm = first
+        for job in over:
+            if self._slots.withdraw(job):
+                self.begin(job)
+        self._slots.nudge()
+        if ask and first is not None:
+            self._later(first - time.monotonic(), self._expire)
 
     def begin(self, job: Job) -> None:
         """The job has a slot now. May be called again, see `Ticket.served`."""
@@ -145,6 +221,7 @@ class AsyncRuns:
                 ticket.fail(error)
         with self._lock:
             self._closed = True
+            self._limited.clear()
             self._wake.notify_all()
         for thread in self._threads:
             # A callback may close the session; and a signal may have come before the thread was started.
@@ -161,5 +238,7 @@ class AsyncRuns:
                     return
                 job = self._begun.popleft()
                 job.begun = True
+                if job in self._limited:
+                    self._limited.remove(job)
             job.run(self._slots)
             del job  # an idle thread keeps no session alive

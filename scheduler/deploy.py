@@ -16,11 +16,13 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_from_plain
 from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.spans import Recorder
+from outrider.scheduler.dumps import end_late
+from outrider.scheduler.errors import SessionClosedError
 from outrider.scheduler.failures import KINDS
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.generation import Descriptors, Generation, WorkerSide
 from outrider.scheduler.inplace import Reach
-from outrider.scheduler.numbering import Blueprint, Numbering, UnitGraphs, partition_plans
+from outrider.scheduler.numbering import Blueprint, Numbering, UnitGraphs, partition_plans, random_partitions
 from outrider.scheduler.planning import CALLER
 from outrider.scheduler.trace import spanned
 from outrider.scheduler.worker import Incarnation, Worker
@@ -50,6 +52,9 @@ class Deployer:
         # Of each incarnation: weight segment -> the id of its descriptor there, and the keys of units it has compiled.
         self._weight_ids: weakref.WeakKeyDictionary[Incarnation, dict[int, int]] = weakref.WeakKeyDictionary()
         self._compiled: weakref.WeakKeyDictionary[Incarnation, set[int]] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[Incarnation, int] = weakref.WeakKeyDictionary()  # the generation it has
+        self._waiting: set[concurrent.futures.Future[Any]] = set()
+        self._abandoned = False
         self._keys: dict[object, int] = {}  # what a unit is -> its key
         self._graph: Graph | None = None  # that the keys are for
 
@@ -93,7 +98,20 @@ class Deployer:
 
         Raises what `deploy` raises.
         """
-        return self._loaded(generation, one, self._ask(generation, board, one, held=True))
+        refused = self._loaded(generation, one, self._ask(generation, board, one, held=True))
+        if not refused:
+            self._held[one] = generation.number
+        return refused
+
+    def holds(self, generation: Generation, one: Incarnation) -> bool:
+        """Whether an incarnation has loaded its part of this generation, held."""
+        return self._held.get(one) == generation.number
+
+    def abandon(self) -> None:
+        """Wait for no answer any more: whoever does gets SessionClosedError. For any thread."""
+        self._abandoned = True
+        for future in list(self._waiting):
+            future.cancel()
 
     def resume(self, generation: Generation, board: int, one: Incarnation, runs: Sequence[tuple[int, int]]) -> None:
         """Have an incarnation that has loaded its part go on where the dead one stopped. `runs`: (slot, run) in flight.
@@ -117,7 +135,6 @@ class Deployer:
                 provider=one.worker.name,
                 reason=str(answer.error.get("message")),
             )
-        generation.sides[board].serving = one
 
     def _ask(
         self, generation: Generation, board: int, one: Incarnation, held: bool
@@ -144,14 +161,17 @@ class Deployer:
         return refused
 
     def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:
+        self._waiting.add(future)
         try:
-            return future.result(self.deadline)
+            if self._abandoned:
+                future.cancel()
+            return future.result(one.worker.patience(self.deadline))
+        except concurrent.futures.CancelledError as error:
+            raise SessionClosedError("the session was closed", what="session") from error
         except TimeoutError as error:
-            name, reason = one.worker.name, f"it did not {what} within {self.deadline:g} s"
-            self.fleet.monitor.kill(one, reason)
-            raise ProviderUnavailableError(
-                f"provider {name} was ended: {reason}", provider=name, reason=reason
-            ) from error
+            raise end_late(self.fleet.monitor, one, f"it did not {what} within {self.deadline:g} s") from error
+        finally:
+            self._waiting.discard(future)
 
     def _unit_keys(self, blueprint: Blueprint, partition: int) -> list[int]:
         """The keys of a partition's units: equal ones mean the same unit, in whatever plan of this session."""
@@ -221,11 +241,9 @@ class Deployer:
                 for one in used
                 if any(i["board"] == 0 for p in plans if numbering.board_of[p.partition] == one for i in p.inputs)
             ],
-            partition_nodes=[
-                [blueprint.graph.nodes[n].name for unit in partition.units for n in blueprint.plan.units[unit].nodes]
-                for partition in blueprint.plan.partitions
-            ],
+            partition_nodes=[blueprint.nodes_of(number) for number in range(len(plans))],
             leases=tuple(side.leases for side in sides.values()),
+            random=random_partitions(blueprint),
             partitions_of={one: {n for n, board in enumerate(numbering.board_of) if board == one} for one in used},
         )
 

@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,12 +24,15 @@ from outrider.scheduler.errors import (
     ProviderUnavailableError,
     SessionClosedError,
 )
+from outrider.scheduler.health import ABSENT, told
 from outrider.scheduler.monitor import Monitor
-from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.muster import Muster
+from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.probing import Probes
+from outrider.scheduler.restarts import Quarantine
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
-from outrider.scheduler.worker import Worker
+from outrider.scheduler.worker import Incarnation, Worker
 
 log = logging.getLogger("outrider.fleet")
 
@@ -43,63 +47,54 @@ class Fleet:
     """
 
     def __init__(self, providers: Sequence[Any] | None) -> None:
-        self._setup(parse_providers(providers), SessionOptions().start_deadline, None)
+        self._setup(parse_providers(providers), SessionOptions(), None)
 
     @classmethod
     def _of(
-        cls,
-        specs: Sequence[ProviderSpec],
-        start_deadline: float,
-        threads: int | None,
-        at_once: bool = False,
-        probe: bool = True,
+        cls, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None, probe: bool = True
     ) -> Fleet:
-        """A session's own fleet, from checked specs.
+        """A session's own fleet, from checked specs, with the deadlines of its options.
 
-        `threads`: of each worker that leaves it open; None for all cores, or a share of them if the workers are to
-        compute `at_once`. `probe`: whether providers of somebody else's are probed before their first use.
+        `threads`: of each worker that leaves it open; None for all cores, or a share of them where the strategy has
+        workers compute at once. `probe`: whether providers of somebody else's are probed before their first use.
         """
         fleet = cls.__new__(cls)
-        fleet._setup(specs, start_deadline, threads, at_once, probe)
+        fleet._setup(specs, options, threads, probe)
         fleet._finalizer.atexit = False  # the session closes it, and before that gets its trace
         return fleet
 
     @limits_told()
     def _setup(
-        self,
-        specs: Sequence[ProviderSpec],
-        start_deadline: float,
-        threads: int | None,
-        at_once: bool = False,
-        probe: bool = True,
+        self, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None, probe: bool = True
     ) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
-        probes = Probes(specs if probe else [], start_deadline)
+        self.quarantine = Quarantine()
+        probes = Probes(specs if probe else [], options.start_deadline, options.claim_deadline)
         for spec in specs:
             self._miss(spec, probes.refusal(spec))
-        wanted = [spec.threads or threads for spec in specs if computes(spec)]
-        open_share = thread_share(usable_cores(), wanted) if at_once else usable_cores()
-        self._monitor = Monitor(start_deadline)
+        wanted = [_threads(spec) or threads for spec in specs if computes(spec)]
+        open_share = thread_share(usable_cores(), wanted) if options.strategy in AT_ONCE else usable_cores()
+        self._monitor = Monitor(options.start_deadline)
         self._finalizer = weakref.finalize(self, self._monitor.shutdown)
         try:
             self._monitor.start()
             for index, spec in enumerate(specs):
                 kind, device = _place(spec.kind)
-                worker = Worker(index, spec.display, kind, device, spec, spec.threads or threads or open_share)
+                worker = Worker(index, spec.display, kind, device, spec, _threads(spec) or threads or open_share)
                 self._monitor.workers.append(worker)
                 if worker.name not in self._absent:
                     self._monitor.start_worker(worker)
             for worker in self.workers:
+                failed = None
                 try:
                     worker.current.ready.result()
-                except ProviderUnavailableError as error:
-                    probes.not_started(worker, error)
-                    self._miss(worker.spec, error)
-                else:
                     probes.begin(self._monitor, worker, self.next_session())
+                except ProviderUnavailableError as error:
+                    failed = probes.not_started(worker, error)
+                self._miss(worker.spec, failed)
             for worker in self.workers:
                 self._miss(worker.spec, probes.end(self._monitor, worker))
         except BaseException:
@@ -134,18 +129,23 @@ class Fleet:
         return not self._finalizer.alive
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}, and `reason` for one that did not start."""
+        """provider -> {state, incarnation, deaths, quarantined}; `health.told` has the rest."""
         found: dict[str, dict[str, Any]] = {}
+        now = time.monotonic()
         for worker in self._monitor.workers:
-            state = "absent" if worker.name in self._absent else worker.life.state
-            found[worker.name] = {
-                "state": state,
-                "incarnation": worker.incarnation,
-                "deaths": worker.deaths,
-                "quarantined": False,
-            }
-            if worker.name in self._absent:
-                found[worker.name]["reason"] = self._absent[worker.name]
+            reason = self._absent.get(worker.name, "")
+            state = ABSENT if worker.name in self._absent else worker.life.state
+            found[worker.name] = told(
+                state,
+                worker.incarnation,
+                worker.deaths,
+                quarantined=self.quarantine.of(worker.name),
+                restarts=worker.restarts,
+                now=now,
+                reason=reason,
+            )
+            if worker.spare is not None:
+                found[worker.name]["spare"] = worker.spare.life.state
         return found
 
     def versions(self) -> dict[str, dict[str, str]]:
@@ -211,12 +211,88 @@ class Fleet:
         """A number that no other session of this fleet has."""
         return next(self._numbers)
 
-    def revive(self, worker: Worker) -> None:
-        """Start the next incarnation of a dead worker and wait for it; ProviderUnavailableError if it does not come."""
+    def revive(self, worker: Worker) -> Incarnation:
+        """The present incarnation of a worker; of a dead one the next, its spare if it has one, which is waited for.
+
+        Raises ProviderUnavailableError if it does not start, or may not be started now.
+        """
         with self._lock:
-            if worker.life.state != "dead":
-                return
-            self._monitor.start_worker(worker).ready.result()
+            one = worker.current
+            dead = one.life.state == "dead"
+            if dead:
+                self._check_restart(worker)
+                spare, worker.spare = worker.spare, None
+                sessions = [number for number, listener in self._monitor.listeners.items() if listener.uses(one)]
+                if spare is not None and spare.life.state != "dead":
+                    worker.current, promoted = spare, True
+                else:
+                    self._monitor.start_worker(worker)
+                    promoted = False
+                one = worker.current
+                one.muster = Muster(sessions)
+        try:
+            one.ready.result()
+        except ProviderUnavailableError as error:
+            if not self.closed:
+                worker.restarts.boot_failed(str(error.reason))
+            raise
+        if dead and promoted:
+            self._monitor.post(one, messages.Promote())
+        return one
+
+    def _check_restart(self, worker: Worker) -> None:
+        """Raises ProviderUnavailableError if the next incarnation may not be started now."""
+        restarts = worker.restarts
+        seconds = restarts.wait(time.monotonic())
+        if seconds <= 0:
+            return
+        if restarts.failed is not None:
+            reason, seconds_told = f"it did not start again: {restarts.failed}", None
+        else:
+            reason, seconds_told = f"it died {restarts.in_a_row} times in a row", seconds
+        left = "" if seconds_told is None else f"; {seconds:.1f} s are left"
+        raise ProviderUnavailableError(
+            f"provider {worker.name} may not be started now: {reason}{left}; restart({worker.name!r}) lifts that",
+            provider=worker.name,
+            reason=reason,
+            seconds=seconds_told,
+        )
+
+    def spare(self, worker: Worker) -> Incarnation:
+        """The spare of a worker, started now if there is none. Raises ProviderUnavailableError if it does not start."""
+        with self._lock:
+            spare = worker.spare
+            if spare is None or spare.life.state == "dead":
+                spare = self._monitor.start_spare(worker)
+        spare.ready.result()
+        return spare
+
+    def restart(self, name: str) -> Worker:
+        """End a provider's worker and start it anew; what was held against it is forgotten.
+
+        Raises ProviderUnavailableError if the fleet has no such provider, or it does not start.
+        """
+        worker = next((one for one in self.workers if one.name == name), None)
+        if worker is None:
+            known = ", ".join(one.name for one in self.workers)
+            raise ProviderUnavailableError(
+                f"the fleet has no provider {name!r}; it has {known}", provider=name, reason="not in the fleet"
+            )
+        self.quarantine.release(name)
+        worker.restarts.forget()
+        with self._lock:
+            for one in worker.incarnations():
+                self._monitor.kill(one, "a restart was asked for", spared=True)
+            ended = [one.ended for one in worker.incarnations()]
+        for future in ended:
+            future.result()
+        self.revive(worker)
+        return worker
+
+    def leave(self, session: int) -> None:
+        """A session loads nothing any more: no other waits for it."""
+        for worker in self.workers:
+            worker.current.muster.arrive(session)
 
     def stats_of(self, worker: Worker) -> dict[str, Any]:
         """Counters of one worker; {} and a warning in the log if it is gone, or busy for 10 s."""
@@ -238,6 +314,11 @@ class Fleet:
 def computes(spec: ProviderSpec) -> bool:
     """Whether the worker takes part in sharing out the cores: all but `null`, which computes nothing."""
     return target(spec.kind).kind != "null"
+
+
+def _threads(spec: ProviderSpec) -> int | None:
+    """The number that a spec asks for, by itself or by its cores."""
+    return spec.threads or (min(len(spec.cpus), usable_cores()) if spec.cpus else None)
 
 
 def _place(kind: str) -> tuple[str, int]:

@@ -88,6 +88,7 @@ class Generation:
     partition_nodes: list[list[str]]
     partitions_of: dict[int, set[int]]  # board -> its partitions
     leases: tuple[Leases, ...]  # of all output pools
+    random: frozenset[int] = frozenset()  # partitions that do not give the same twice
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
 
     def close(self) -> None:
@@ -108,7 +109,12 @@ class Generation:
     # What workers have done -----------------------------------------------------------------------------------------
     def done(self, partition: int, slot: int) -> int:
         """The word that tells which run of a slot a partition has served last."""
-        board, edge = self.dones[partition]
+        return self.word(*self.dones[partition], slot)
+
+    def word(self, board: int, edge: int, slot: int) -> int:
+        """What is published on an edge of a board, the coordinator's own included."""
+        if board == 0:
+            return self.board.words[self.board.index(edge, slot)]
         return self.sides[board].reader.word(edge, slot)
 
     def owed(self, board: int, slot: int, run: int) -> list[int]:

@@ -9,44 +9,40 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
-import json
+import dataclasses
+import heapq
+import itertools
 import logging
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import msgpack
 import zmq
 
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
-from outrider.scheduler import lifecycle
-from outrider.scheduler.errors import WorkerDiedError
+from outrider.scheduler import dumps, lifecycle, story
+from outrider.scheduler.launch import launch
+from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
+from outrider.scheduler.output_log import OutputLog
+from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
-from outrider.shm.descriptors import DescriptorChannel, pair
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
-from outrider.shm.progress import ProgressReader, create_progress
+from outrider.shm.progress import RUN, Doing
 
 log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
+LONGEST = 86400.0  # seconds that it blocks
+LAST_READS = 32  # of 64 KiB: more than a pipe holds
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
-# Without the folders of argv[3] while a worker imports itself: a numpy.py beside a model is not NumPy.
-_BOOT = (
-    "import sys, json; path, without = map(json.loads, sys.argv[2:4]); "
-    "sys.path[:] = [entry for entry in path if entry not in without]; "
-    "from outrider.providers.worker import main; main(int(sys.argv[1]), path)"
-)
-_NEEDED = ("outrider", "numpy", "zmq", "msgpack")
 
 
 class Listener(Protocol):
@@ -55,11 +51,20 @@ class Listener(Protocol):
     def on_failed(self, message: messages.Failed) -> None:
         """A partition did not run."""
 
-    def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
-        """A worker died without being asked to."""
+    def on_dying(self, one: Incarnation, doing: Doing) -> tuple[int, list[str]] | None:
+        """A worker has died: tell its restart policy what it completed. What it was running: (partition, nodes)."""
+
+    def uses(self, one: Incarnation) -> bool:
+        """Whether this process serves, or served, the session's present generation."""
+
+    def on_death(self, one: Incarnation) -> None:
+        """A worker died without being asked to; all were told by `on_dying`."""
 
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
+
+    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
+        """The run in a slot and the nodes of a partition, if there are such."""
 
 
 class Monitor(threading.Thread):
@@ -75,6 +80,8 @@ class Monitor(threading.Thread):
         self._owner = os.getpid()
         self._replies: dict[tuple[Incarnation, tuple[Any, ...]], concurrent.futures.Future[Any]] = {}
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap: (when, order, what)
+        self._order = itertools.count()
         self._wake = Doorbell()
         self._closing = False
         self._ended = False
@@ -91,6 +98,8 @@ class Monitor(threading.Thread):
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._watched: dict[int, Callable[[], object]] = {}
+        self._output_log = OutputLog()
+        self._oom_kills = OomKills()
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -124,10 +133,20 @@ class Monitor(threading.Thread):
         asked = _present(to)
         self.call(lambda: self._send(asked, body) if asked.alive else None)
 
-    def kill(self, which: Worker | Incarnation, reason: str = "") -> None:
-        """End a process that does not answer, for this reason."""
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have the monitor do this after so many seconds, unless it has ended by then; it must not block."""
+        due = time.monotonic() + seconds
+        self.call(lambda: heapq.heappush(self._timers, (due, next(self._order), action)))
+
+    def kill(self, which: Worker | Incarnation, reason: str = "", spared: bool = False) -> None:
+        """End a process, for this reason. `spared`: it is not to blame for that."""
         one = _present(which)
-        self.call(lambda: self._kill(one, reason))
+
+        def end() -> None:
+            one.spared = one.spared or spared
+            self._kill(one, reason)
+
+        self.call(end)
 
     def start_worker(self, worker: Worker) -> Incarnation:
         """Start the worker's next incarnation, which is the present one from now on."""
@@ -156,6 +175,7 @@ class Monitor(threading.Thread):
     # On the monitor's thread ----------------------------------------------------------------------------------------
     def run(self) -> None:
         try:
+            StallWarnings(self).look()
             self._serve()
         except BaseException as error:  # a fault of ours: nobody may be left waiting for a monitor that is gone
             log.critical("the monitor of a fleet failed; its workers are ended", exc_info=True)
@@ -190,13 +210,15 @@ class Monitor(threading.Thread):
         """End every worker and tell all who wait for one."""
         self._closing = True
         for one in self._incarnations():
-            self._kill(one)
-            if one.process is not None:
-                one.process.wait()
+            self._kill(one, f"the monitor of its fleet failed: {error!r}")
+            code = -signal.SIGKILL if one.process is None else one.process.wait()
+            one.facts = self._facts(one, code)
             one.life.state = "dead"
             if not one.ready.done():
                 one.ready.set_exception(_unavailable(one, f"its monitor failed: {error!r}"))
-            self._bury(one, lifecycle.Mourn(-signal.SIGKILL, "SIGKILL", f"the monitor failed: {error!r}"))
+            self._bury(one)
+            if not one.ended.done():
+                one.ended.set_result(None)
         for fd in list(self._watched):
             self._unwatch(fd)
         for listener in list(self.listeners.values()):
@@ -206,80 +228,53 @@ class Monitor(threading.Thread):
         return [one for worker in self.workers for one in worker.incarnations()]
 
     def _timeout(self) -> int | None:
-        """Milliseconds to the next deadline; None without one."""
+        """Milliseconds to the next deadline or timer; None without one."""
         times = [one.deadline[0] for one in self._incarnations() if one.deadline is not None]
-        return max(0, int((min(times) - time.monotonic()) * 1000) + 1) if times else None
+        times += [self._timers[0][0]] if self._timers else []
+        return max(0, int(min(LONGEST, min(times) - time.monotonic()) * 1000) + 1) if times else None
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         for one in self._incarnations():
             if one.deadline is not None and one.deadline[0] <= now:
                 seconds, one.deadline = one.deadline[1], None
-                self._tell(one, lifecycle.Late(seconds))
+                self._late(one, seconds)
+        while self._timers and self._timers[0][0] <= now:
+            _, _, action = heapq.heappop(self._timers)
+            action()
+
+    def _late(self, one: Incarnation, seconds: float) -> None:
+        """Its deadline has passed. Where one is stuck that does not start belongs into the story."""
+
+        def tell(_: str) -> None:
+            self._tell(one, lifecycle.Late(seconds))
+
+        if one.life.state == "starting":
+            dumps.then(self, one, tell, keep=True)
+        else:
+            self._tell(one, lifecycle.Late(seconds))
 
     def _spawn(self, one: Incarnation) -> None:
+        failed: ProviderUnavailableError | None = None
         if self._closing:
+            failed = _unavailable(one, "the fleet was closed")
+        else:
+            try:
+                launch(one, self._listener, self._pidfd)
+            except ProviderUnavailableError as error:
+                failed = error
+            except (OSError, ValueError, TypeError) as error:
+                failed = _unavailable(one, f"its process cannot be started: {error}")
+        if failed is not None:
             one.life.state = "dead"
-            one.ready.set_exception(_unavailable(one, "the fleet was closed"))
+            one.ended.set_result(None)
+            one.ready.set_exception(failed)
             return
-        try:
-            self._launch(one)
-        except (OSError, ValueError, TypeError) as error:
-            one.life.state = "dead"
-            one.ready.set_exception(_unavailable(one, f"its process cannot be started: {error}"))
-
-    def _launch(self, one: Incarnation) -> None:
-        worker = one.worker
-        with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:  # the latter for what fails half-way
-            ours, theirs = pair()
-            kept.callback(ours.close)
-            given.callback(theirs.close)
-            boot = os.memfd_create("outrider-boot", os.MFD_CLOEXEC)
-            given.callback(os.close, boot)
-            reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            kept.callback(os.close, reader)
-            given.callback(os.close, writer)
-            os.set_blocking(writer, True)
-            progress = create_progress()
-            given.callback(os.close, progress)
-            record = {
-                "endpoint": f"ipc:///proc/self/fd/{self._listener}",
-                "identity": one.identity.decode(),
-                "name": worker.name,
-                "kind": worker.kind,
-                "options": dict(worker.spec.options),
-                "device": worker.device,
-                "threads": worker.threads,
-                "incarnation": one.number,
-                "spare": one is worker.spare,
-                "parent": os.getpid(),
-                "coordinator": self._pidfd,
-                "doorbell": worker.bell.fileno(),
-                "channel": theirs.fileno(),
-                "progress": progress,
-            }
-            os.write(boot, msgpack.packb(record))
-            os.lseek(boot, 0, os.SEEK_SET)
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(boot), *_paths()],  # -P: Python adds no folder of its own
-                stdin=subprocess.DEVNULL,
-                stdout=writer,
-                stderr=writer,
-                env=environment(worker),
-                pass_fds=(boot, self._pidfd, self._listener, worker.bell.fileno(), theirs.fileno(), progress),
-                start_new_session=True,
-            )
-            kept.callback(process.wait)
-            kept.callback(process.kill)
-            one.progress = ProgressReader(progress)
-            one.pidfd = os.pidfd_open(process.pid)
-            kept.pop_all()
-        one.process = process
-        one.channel = DescriptorChannel(ours)
-        one.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
+        if not one.worker.spec.debug:
+            one.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
         self._watch(one.pidfd, lambda: self._exited(one))
-        self._watch(reader, lambda: self._read_output(one, reader))
-        one.output_fd = reader
+        if one.output_fd >= 0:
+            self._watch(one.output_fd, lambda: self._read_output(one))
 
     def _watch(self, fd: int, action: Callable[[], object]) -> None:
         self._watched[fd] = action
@@ -291,17 +286,18 @@ class Monitor(threading.Thread):
             self._poller.unregister(fd)
             os.close(fd)
 
-    def _read_output(self, one: Incarnation, reader: int) -> bool:
-        """Read what is there and log its lines; False when nothing was."""
+    def _read_output(self, one: Incarnation) -> bool:
+        """Read some of what is there, and have its lines logged; False when nothing was."""
         try:
-            data = os.read(reader, KEPT_BYTES)
+            data = os.read(one.output_fd, KEPT_BYTES)
         except BlockingIOError:
             return False
-        lines = one.output.add(data) if data else one.output.end()
-        if not data:
-            self._unwatch(reader)
-        for line in lines:
-            logging.getLogger(f"outrider.worker.{one.worker.name}").info("%s", line)
+        name = one.worker.name
+        if data:
+            self._output_log.put(name, one.output.add(data, time.monotonic(), self._output_log.wanted(name)))
+        else:
+            self._output_log.put(name, one.output.end())
+            self._unwatch(one.output_fd)
         return bool(data)
 
     def _send(self, one: Incarnation, body: bytes) -> None:
@@ -335,7 +331,8 @@ class Monitor(threading.Thread):
         else:
             future = self._replies.pop((one, _key_of(message)), None)
             if future is not None:
-                future.set_result(message)
+                with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                    future.set_result(message)
 
     def _exited(self, one: Incarnation) -> None:
         assert one.process is not None
@@ -343,14 +340,17 @@ class Monitor(threading.Thread):
         code = one.process.wait()
         self._unwatch(one.pidfd)
         one.pidfd = -1
-        reader = one.output_fd
-        while reader in self._watched:  # what it wrote last; a grandchild may keep the pipe open
-            if not self._read_output(one, reader):
+        for _ in range(LAST_READS):  # what it wrote last; a grandchild may keep the pipe open, and write for ever
+            if one.output_fd not in self._watched or not self._read_output(one):
                 break
-        self._unwatch(reader)
+        if one.output_fd in self._watched:
+            self._output_log.put(one.worker.name, one.output.end())
+            self._unwatch(one.output_fd)
         one.close_channel()
         one.deadline = None
-        self._tell(one, lifecycle.Exited(code, one.output.tail()))
+        one.facts = self._facts(one, code)
+        self._tell(one, lifecycle.Exited(code, story.last_words(one.facts)))
+        one.ended.set_result(None)
 
     def _tell(self, one: Incarnation, event: lifecycle.Event) -> None:
         for instruction in one.life.handle(event):
@@ -361,33 +361,58 @@ class Monitor(threading.Thread):
             elif isinstance(instruction, lifecycle.Refuse):
                 one.ready.set_exception(_unavailable(one, instruction.reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
-                one.worker.deaths += 1
-                self._bury(one, instruction)
+                self._bury(one)
             elif isinstance(instruction, lifecycle.SendStop):
                 self._send(one, messages.pack(messages.Stop()))
                 one.deadline = (time.monotonic() + self.patience, self.patience)
             elif isinstance(instruction, lifecycle.Kill):
                 self._kill(one)
 
-    def _bury(self, one: Incarnation, death: lifecycle.Mourn) -> None:
-        name = one.worker.name
-        error = WorkerDiedError(
-            f"worker {name} (incarnation {one.number}, pid {one.pid}) died: {lifecycle.exit_text(death.code)}."
-            + (f" Its last output:\n{death.output}" if death.output.strip() else ""),
-            provider=name,
+    def _facts(self, one: Incarnation, code: int) -> story.Facts:
+        """What is known of the end of a process, once it has been waited for."""
+        worker, doing = one.worker, one.doing()
+        stacks, one.stacks = one.stacks, None
+        phase = "start" if one.life.state == "starting" else doing.phase
+        facts = story.Facts(
+            provider=worker.name,
+            device=worker.device,
             incarnation=one.number,
-            exit_code=death.code,
-            signal=death.signal,
-            stderr=death.output,
+            pid=one.pid,
+            code=code,
+            phase=phase,
+            partition=doing.partition if phase in ("run", "load") else None,
+            step=doing.step if phase in ("run", "load") else None,
+            reason=one.killed or None,
+            short=self._oom_kills.explain() if code == -signal.SIGKILL and not one.killed else None,
+            memory_limit=worker.spec.memory_limit,
+            passed_through=worker.spec.debug,
+            stack=stacks.text() if stacks is not None else "",
+            stderr=one.output.tail(),
         )
-        one.death = error
+        if stacks is not None:
+            stacks.close()
+        return facts
+
+    def _bury(self, one: Incarnation) -> None:
+        worker, doing = one.worker, one.doing()
+        assert one.facts is not None
+        listeners = list(self.listeners.values()) if one is worker.current else []
+        told = [found for found in [listener.on_dying(one, doing) for listener in listeners] if found is not None]
+        if told:
+            one.facts = dataclasses.replace(one.facts, partition=told[0][0], nodes=told[0][1])
+        elif doing.kind == RUN:  # it had just ended
+            one.facts = dataclasses.replace(one.facts, phase="idle", partition=None, step=None)
+        one.death = story.died(one.facts)
+        if not one.spared:
+            worker.deaths += 1
+            worker.restarts.died(time.monotonic())
         for key in [key for key in self._replies if key[0] is one]:
-            self._replies.pop(key).set_exception(error.again())
-        if one is one.worker.current:
-            for listener in list(self.listeners.values()):
-                listener.on_death(one, error)
-        else:
-            log.warning("the spare of worker %s died: %s", name, error)
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                self._replies.pop(key).set_exception(one.death.again())
+        for listener in listeners:
+            listener.on_death(one)
+        if one is not worker.current:
+            log.warning("the spare of worker %s died: %s", worker.name, str(one.death))
 
     def _kill(self, one: Incarnation, reason: str = "") -> None:
         if one.process is not None and one.process.returncode is None:
@@ -407,6 +432,7 @@ class Monitor(threading.Thread):
         for future in self._replies.values():
             future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
         self._replies.clear()
+        self._timers.clear()
         self._ended = True
         self._do_calls()
         self._router.close(0)
@@ -415,6 +441,7 @@ class Monitor(threading.Thread):
             worker.bell.close()
             for one in worker.incarnations():
                 one.progress = None
+        self._output_log.close()
         self._wake.close()
         os.close(self._pidfd)
         os.close(self._listener)
@@ -460,31 +487,6 @@ def _bound_without_a_name(router: zmq.Socket[bytes]) -> tuple[int, int]:
         with contextlib.suppress(FileNotFoundError):  # unlike rmtree, this needs no descriptor
             os.unlink(f"{path}/c")
         os.rmdir(path)
-
-
-def _paths() -> tuple[str, str]:
-    """The worker's `sys.path`, and what it does without until it has imported itself: the current folder. As JSON."""
-    try:
-        here = [os.getcwd()]
-    except OSError:  # it was removed
-        here = []
-    # As the import system does, this skips what is no text; what is relative means nothing without a current folder.
-    path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and (here or os.path.isabs(entry))]
-    ours = {os.path.dirname(os.path.dirname(str(sys.modules[name].__file__))) for name in _NEEDED}
-    return json.dumps(path), json.dumps([folder for folder in here if folder not in ours])
-
-
-def environment(worker: Worker) -> dict[str, str]:
-    """The environment of a worker: ours, no spinning thread pools, its thread count, and what its spec adds."""
-    threads = str(worker.threads)
-    fixed = {
-        "OMP_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OPENBLAS_THREAD_TIMEOUT": "4",  # the default burns 112 ms of CPU after each GEMM
-        "OMP_WAIT_POLICY": "passive",
-    }
-    return {**os.environ, **fixed, **worker.spec.env}
 
 
 def _key_of(message: messages.Message) -> tuple[Any, ...]:

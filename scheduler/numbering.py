@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import is_tensor, storage_bytes
-from outrider.providers.wire.graph import Graph, Value
+from outrider.providers.wire.graph import Graph, Node, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler.arena import share_buffers
 from outrider.scheduler.collector import collector_paused
@@ -23,6 +23,10 @@ from outrider.scheduler.waves import own_before
 from outrider.scheduler.worker import Worker
 
 UNKNOWN_DIM = 64
+RANDOM = frozenset({
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+})  # fmt: skip
+"""Operators of ai.onnx that draw numbers; Dropout does with a third input, `training_mode`, only."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Blueprint:
     slots: int
     output_memory: int
     spin_us: int
+
+    def nodes_of(self, partition: int) -> list[str]:
+        """The names of a partition's nodes."""
+        units = self.plan.partitions[partition].units
+        return [self.graph.nodes[node].name for unit in units for node in self.plan.units[unit].nodes]
 
 
 class Numbering:
@@ -122,6 +131,23 @@ def partition_plans(blueprint: Blueprint, numbering: Numbering) -> list[messages
             )
         )
     return made
+
+
+def random_partitions(blueprint: Blueprint) -> frozenset[int]:
+    """Partitions with a node, or a body's node, that does not compute the same twice."""
+    random = [_is_random(node) for node in blueprint.graph.nodes]
+    plan = blueprint.plan
+    return frozenset(
+        number
+        for number, partition in enumerate(plan.partitions)
+        if any(random[node] for unit in partition.units for node in plan.units[unit].nodes)
+    )
+
+
+def _is_random(node: Node) -> bool:
+    if node.op_type in RANDOM and node.domain in ("", "ai.onnx"):
+        return node.op_type != "Dropout" or (len(node.inputs) > 2 and bool(node.inputs[2].name))
+    return any(_is_random(inner) for _, body in node.bodies() for inner in body.nodes)
 
 
 def _source(numbering: Numbering, value: str) -> dict[str, Any]:

@@ -13,11 +13,22 @@ Workers are in the cgroup of the process that started them. (One whose `wrap` mo
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-_V2 = ("memory.events", "sys/fs/cgroup", "sys/fs/cgroup/unified")
-_V1 = ("memory.oom_control", "sys/fs/cgroup/memory")
+from outrider.shm.memory import memory_groups
+
+_NAMES = ("memory.events", "memory.oom_control")
 _SYSTEM = "proc/vmstat"
+# Python, NumPy, C++, the C library, OpenBLAS.
+_WORDS = re.compile(
+    r"MemoryError|unable to allocate|bad_alloc|cannot allocate memory|out of memory|memory allocation", re.IGNORECASE
+)
+
+
+def says_so(text: str) -> bool:
+    """Whether what a process wrote speaks of memory that it was refused. That alone proves nothing."""
+    return _WORDS.search(text) is not None
 
 
 def oom_kills(text: str) -> int | None:
@@ -29,28 +40,15 @@ def oom_kills(text: str) -> int | None:
     return None
 
 
-def candidates(cgroups: str) -> list[str]:
-    """Where the counter of a process may be, best first, from the text of its `/proc/<pid>/cgroup`.
-
-    In a container that has no cgroup namespace the path there is the host's, and its own cgroup is what is mounted.
-    """
-    found = []
-    for line in cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        name, *mounts = _V2 if not controllers else _V1 if "memory" in controllers.split(",") else ("",)
-        found += [f"{mount}/{inside}{name}" for mount in mounts for inside in dict.fromkeys((path[1:] + "/", ""))]
-    return [*(path.replace("//", "/") for path in found), _SYSTEM]
-
-
 class OomKills:
     """The kills by lack of memory that no death has been blamed on yet, from now on. `root`: for tests."""
 
     def __init__(self, root: str = "/") -> None:
-        self._root = Path(root)
         self._blamed = 0
-        self.source = ""
-        for path in candidates(self._read("proc/self/cgroup")):
-            count = oom_kills(self._read(path))
+        self.source: Path | None = None
+        groups = memory_groups(_read(Path(root, "proc/self/cgroup")), Path(root, "sys/fs/cgroup"))
+        for path in [*(group.limit.parent / name for group in groups for name in _NAMES), Path(root, _SYSTEM)]:
+            count = oom_kills(_read(path))
             if count is not None:
                 self.source, self._blamed = path, count
                 break
@@ -60,14 +58,15 @@ class OomKills:
 
         Each kill that was counted explains one death.
         """
-        count = oom_kills(self._read(self.source)) if self.source else None
+        count = None if self.source is None else oom_kills(_read(self.source))
         if count is None or count <= self._blamed:
             return None
         self._blamed += 1
-        return f"the kernel ended a process because memory was short (oom_kill in /{self.source} is {count})"
+        return f"the kernel ended a process because memory was short (oom_kill in {self.source} is {count})"
 
-    def _read(self, path: str) -> str:
-        try:
-            return (self._root / path).read_text()
-        except OSError:  # not mounted, or not for us to read
-            return ""
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # not mounted, or not for us to read
+        return ""

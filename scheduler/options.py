@@ -10,12 +10,13 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
+from outrider.scheduler.cancelling import CancelToken
+from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
 from outrider.shm.spin import MAX_MICROSECONDS
 
@@ -159,6 +160,8 @@ class SessionOptions(_Options):
       raises WorkerDiedError, as if this were False.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
+    - `deadline`, `partition_deadline`: of each run that has none of its own, see RunOptions; the latter also of those
+      that `warmup` makes.
     - `max_in_flight`: 1 to 64 runs at once, but at least one per replica. Others wait in the order in which they were
       asked for, `queue_size` of them at most: then `run_async` blocks, or, with `queue='reject'`, both kinds of run
       raise QueueFullError.
@@ -216,10 +219,7 @@ class SessionOptions(_Options):
         self._integer("output_memory", 0)
         self._mapping("config", str, "str")
         self._apply_config()
-        self._not_yet("deadline", None, "runs have no deadline yet.")
-        self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
-        self._not_yet("spares", 0, "no spare workers are kept yet.")
 
     @property
     def spin_us(self) -> int:
@@ -257,28 +257,19 @@ class SessionOptions(_Options):
                 raise unsupported_option(name, text, "EPContext models are not written yet.")
 
 
-class CancelToken:
-    """Cancels the runs it was given to. May be used from any thread, more than once."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def cancel(self) -> None:
-        """Ask the runs to stop; they raise RunCancelledError."""
-        self._event.set()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
-        return self._event.is_set()
-
-    def __repr__(self) -> str:
-        return f"<CancelToken {'cancelled' if self.cancelled else 'not cancelled'}>"
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunOptions(_Options):
-    """Options of one run. `deadline`, `partition_deadline` in seconds. None of the three is built yet."""
+    """Options of one run.
+
+    - `deadline`: seconds from the call (of `run_async` too, its wait in the queue counts) after which it raises
+      RunTimeoutError, at once.
+    - `partition_deadline`: seconds that a partition of the run may take, looked at four times in that time. A worker
+      that takes longer is ended, as if it had crashed.
+    - `cancel`: a CancelToken; when it is used the run raises RunCancelledError. One token may serve many runs.
+
+    None: what the session's options say. A run that was given up stops in its workers at the next step of the `cpu`
+    provider, or the next unit of another one; a worker that does not get there within a second is ended.
+    """
 
     deadline: float | None = None
     partition_deadline: float | None = None
@@ -289,9 +280,6 @@ class RunOptions(_Options):
         self._seconds("partition_deadline", optional=True)
         if self.cancel is not None and not isinstance(self.cancel, CancelToken):
             raise invalid_option("cancel", self.cancel, "a CancelToken or None")
-        self._not_yet("deadline", None, "runs have no deadline yet.")
-        self._not_yet("partition_deadline", None, "partitions have no deadline yet.")
-        self._not_yet("cancel", None, "runs cannot be cancelled yet.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -305,8 +293,19 @@ class ProviderSpec(_Options):
     - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped.
     - `options`: passed to the provider's `setup(context)` as `context.options`; plain data: text, numbers, bytes, None,
       and lists and dicts of these.
+    - `cpus`: the cores that the worker may use; `threads` is then by default their number. `nice`: its niceness, 19 the
+      humblest; below that of this process needs privileges.
+    - `memory_limit`: bytes of memory that the worker may have. The kernel refuses private memory beyond it, by what is
+      asked for, used or not, stacks and buffers of threads included (RLIMIT_DATA). Outrider refuses shared memory
+      beyond it, by what the worker has touched of any, weights in the model file included; files of external weights
+      do not count. A kernel that is refused memory raises OutOfMemoryError.
+    - `wrap`: a command that the worker is started by, such as `["gdb", "--args"]`, `["strace", "-f"]`, `["nice"]`:
+      it gets the worker's own command line behind its arguments, and must run it with the descriptors it inherits.
+    - `debug`: the worker may leave a core dump, has no deadline for its start, claims, loading and partitions, and
+      writes to this process's standard output and error instead of `logging`. With `wrap` it has its standard input
+      too.
 
-    `python`, `cpus`, `nice`, `memory_limit` (bytes), `debug`, `wrap` and `required='all'` are not built yet.
+    `python` and `required='all'` are not built yet.
     `outrider.scheduler.specs.parse_provider` checks and completes `kind`.
     """
 
@@ -339,19 +338,53 @@ class ProviderSpec(_Options):
                 raise invalid_option("options", self.options, expected)
         self._boolean("debug")
         self._not_yet("python", None, "workers run with the interpreter of the session.")
-        self._not_yet("cpus", None, "workers are not bound to cores yet; set `threads`.")
-        self._not_yet("nice", None, "workers keep the priority of the session's process.")
-        self._not_yet("memory_limit", None, "workers have no memory limit of their own yet.")
         if self.required == "all":
             raise unsupported_option("ProviderSpec.required", "all", "pin '*' to the provider instead.")
-        self._not_yet("debug", False, "workers are not started under a debugger yet.")
-        self._set("wrap", [self.wrap] if isinstance(self.wrap, str) else list(self.wrap))
-        self._not_yet("wrap", [], "workers are started without a wrapper yet.")
+        self._set_cpus()
+        self._integer("nice", -20, 19, optional=True)
+        self._integer("memory_limit", 1, optional=True)
+        self._check_memory_limit()
+        self._set_wrap()
+
+    def _set_cpus(self) -> None:
+        if self.cpus is None:
+            return
+        usable = sorted(os.sched_getaffinity(0))
+        expected = f"cores that this process may use, of {', '.join(map(str, usable))}, or None"
+        whole = isinstance(self.cpus, Collection) and all(type(core) is int for core in self.cpus)
+        if not whole or not self.cpus or not set(self.cpus) <= set(usable):
+            raise invalid_option("cpus", self.cpus, expected)
+        self._set("cpus", sorted(set(self.cpus)))
+
+    def _check_memory_limit(self) -> None:
+        """A worker that the limit would end before it is there is refused here."""
+        if self.memory_limit is None:
+            return
+        threads = self.threads or len(self.cpus or ()) or usable_cores()
+        least = smallest_memory(threads)
+        if self.memory_limit < least:
+            expected = f"at least {least} bytes for a worker of {threads} threads (set by threads=) or None"
+            raise invalid_option("memory_limit", self.memory_limit, expected)
+
+    def _set_wrap(self) -> None:
+        words = [self.wrap] if isinstance(self.wrap, str) else self.wrap
+        if not isinstance(words, Sequence) or not all(isinstance(word, str) and word for word in words):
+            raise invalid_option("wrap", self.wrap, "a list of words: a program and its arguments")
+        self._set("wrap", list(words))
 
     @property
     def display(self) -> str:
         """The provider's name in pins, reports and errors."""
         return self.name or self.kind
+
+
+def smallest_memory(threads: int) -> int:
+    """Bytes of `memory_limit` with which a worker starts and multiplies matrices, leaving some for its work.
+
+    Measured as VmData: 79 MiB after the start with one thread, 111 after the first product, whose buffers OpenBLAS asks
+    for; each further thread is 40 MiB, of which 8 are its stack. Threads beyond the machine's cores it does not start.
+    """
+    return (128 + 48 * (min(threads, os.cpu_count() or 1) - 1)) << 20
 
 
 def _travels(item: Any) -> bool:

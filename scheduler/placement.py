@@ -7,8 +7,12 @@ provider and planned again (`Placer.refuse`). `Answers` keeps what was said and 
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import fnmatch
+import functools
+import hashlib
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,17 +24,19 @@ from outrider.providers.wire.graph import Graph, Node, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import pins as pinning
-from outrider.scheduler import planning
+from outrider.scheduler import planning, story
 from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.costs import Costs, estimate, measured
 from outrider.scheduler.crossings import measured_crossing
 from outrider.scheduler.deploy import Deployer
+from outrider.scheduler.dumps import end_late
 from outrider.scheduler.errors import (
     ClaimBrokenError,
     ClaimError,
     PinDeclinedError,
     ProviderUnavailableError,
     UnsupportedOpError,
+    WorkerDiedError,
 )
 from outrider.scheduler.failures import KINDS
 from outrider.scheduler.functions import inline_calls
@@ -40,9 +46,11 @@ from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_opt
 from outrider.scheduler.report import Refusal, group_declines
 from outrider.scheduler.strategy import Decision, Question, decide, teams
 from outrider.scheduler.trace import spanned
-from outrider.scheduler.worker import Worker
+from outrider.scheduler.worker import Incarnation, Worker
 
 NOT_CLAIMED = "not claimed"
+
+log = logging.getLogger("outrider.session")
 
 
 @dataclass
@@ -52,6 +60,8 @@ class Answers:
     claims: list[tuple[int, tuple[str, ...], float | None]] = field(default_factory=list)  # (provider, nodes, cost)
     declines: dict[tuple[int, str], str] = field(default_factory=dict)
     refused: set[tuple[int, str]] = field(default_factory=set)
+    withheld: dict[tuple[int, str], str] = field(default_factory=dict)  # nodes in quarantine, and why
+    away: dict[int, str] = field(default_factory=dict)  # providers that cannot be used now, and why
     _claimed: dict[tuple[int, str], bool] = field(default_factory=dict)  # (provider, node) -> by a stop-gap
 
     def add(self, provider: int, name: str, graph: Graph, answer: messages.Claims) -> None:
@@ -81,6 +91,12 @@ class Answers:
                 )
             self.declines[provider, shown[index]] = str(decline.get("reason"))
 
+    def forgive(self, provider: int) -> None:
+        """Somebody asked for a restart: what the provider could not compile may be tried again."""
+        for key in [key for key in self.refused if key[0] == provider]:
+            self.refused.discard(key)
+            self.declines.pop(key, None)
+
     def refuse(self, provider: int, nodes: Sequence[str], reason: str) -> None:
         """The provider could not compile these: its claims on them no longer count."""
         for name in nodes:
@@ -92,12 +108,16 @@ class Answers:
         return [
             planning.Offer(provider, tuple(position[name] for name in nodes), cost)
             for provider, nodes, cost in self.claims
-            if all(name in position for name in nodes) and not any((provider, name) in self.refused for name in nodes)
+            if all(name in position for name in nodes) and all(self._stands(provider, name) for name in nodes)
         ]
+
+    def _stands(self, provider: int, name: str) -> bool:
+        key = provider, name
+        return provider not in self.away and key not in self.refused and key not in self.withheld
 
     def claimed(self, provider: int, name: str) -> bool:
         """True if this provider's claim on the node stands."""
-        return (provider, name) in self._claimed and (provider, name) not in self.refused
+        return (provider, name) in self._claimed and self._stands(provider, name)
 
     def reference(self, provider: int, name: str) -> bool:
         """True if this provider serves the node by a stop-gap."""
@@ -105,7 +125,8 @@ class Answers:
 
     def reason(self, provider: int, name: str) -> str:
         """Why a provider does not take a node."""
-        return self.declines.get((provider, name), NOT_CLAIMED)
+        key = provider, name
+        return self.away.get(provider) or self.withheld.get(key) or self.declines.get(key, NOT_CLAIMED)
 
 
 def plan_nodes(graph: Graph) -> list[planning.PlanNode]:
@@ -193,6 +214,7 @@ class Placer:
         self.options = options
         self.answers = Answers()
         self.notes: list[str] = []
+        self._lost: dict[int, str] = {}  # providers that did not say what they claim, and why
         self.plan: planning.Plan
         self.nodes: list[planning.PlanNode]
         self.decision: Decision
@@ -231,9 +253,26 @@ class Placer:
             self._ask(left_over(self.graph, left))
         return self.replan()
 
-    def replan(self) -> Blueprint:
-        """Plan with the answers so far."""
+    @functools.cached_property
+    def model(self) -> str:
+        """What tells this model from others on a fleet."""
+        nodes = "\n".join(f"{node.name} {node.label}" for node in self.graph.nodes)
+        return f"{self.graph.name} {hashlib.sha256(nodes.encode()).hexdigest()[:16]}"
+
+    def replan(self, away: Mapping[Worker, str] | None = None) -> Blueprint:
+        """Plan with the answers so far, without what is in quarantine, and without workers that are `away`, and why."""
         names = [worker.name for worker in self.workers]
+        away = away or {}
+        self.answers.away = {i: one for i, w in enumerate(self.workers) if (one := away.get(w))}
+        self.answers.away.update({i: f"it {why}" for i, why in self._lost.items()})
+        quarantine = self.deployer.fleet.quarantine
+        self.answers.withheld = {
+            (provider, node): "it died twice in a row when it ran this"
+            for provider, name in enumerate(names)
+            if quarantine.of(name)
+            for nodes in quarantine.holds(self.model, name)
+            for node in nodes
+        }
         assignment = self._pins(names)
         self.plan = self._planned(assignment)
         if self.plan.pin_declined:
@@ -295,34 +334,92 @@ class Placer:
                     reason=reason,
                     remote_traceback=traceback,
                 )
-            self.notes.append(f"{worker} claimed {first_names(nodes)} and could not compile it: {reason}")
-            self.answers.refuse(placed.provider, nodes, reason)
+            self.take_back(placed.provider, nodes, reason)
+
+    def take_back(self, provider: int, nodes: Sequence[str], reason: str) -> None:
+        """A provider cannot compile what it claimed: it gets these nodes no more, until a restart is asked for."""
+        worker = self.workers[provider].name
+        self.notes.append(f"{worker} claimed {first_names(nodes)} and could not compile it: {reason}")
+        self.answers.refuse(provider, nodes, reason)
+
+    def forgive(self, worker: Worker) -> None:
+        """Somebody asked for a restart of this worker's provider."""
+        if worker in self.workers:
+            provider = self.workers.index(worker)
+            self.answers.forgive(provider)
+            self._lost.pop(provider, None)
 
     # Asking --------------------------------------------------------------------------------------------------------
     @spanned("claim")
     def _ask(self, graph: Graph) -> None:
+        """Show a graph to every provider. One that dies over it is asked once more, with `replay`."""
         self._rounds += 1
         packed = pack_graph(graph)
-        waiting = []
-        asked = [worker.current for worker in self.workers]
-        for one in asked:
-            weights = self.deployer.weights_for(one)
-            message = messages.Claim(self.deployer.session, self._rounds, packed, weights)
-            key = ("Claims", self.deployer.session, self._rounds)
-            waiting.append(self.deployer.fleet.monitor.request(one, message, key))
-        for position, (one, future) in enumerate(zip(asked, waiting, strict=True)):
-            worker = one.worker
+        waiting = [
+            (position, worker.current, self._request(worker.current, packed))
+            for position, worker in enumerate(self.workers)
+            if position not in self._lost
+        ]
+        for position, one, future in waiting:
             try:
-                answer = future.result(self.options.claim_deadline)
-            except TimeoutError as error:
-                reason = f"it did not answer what it claims within {self.options.claim_deadline:g} s"
-                self.deployer.fleet.monitor.kill(one, reason)
-                raise ProviderUnavailableError(
-                    f"provider {worker.name} was ended: {reason}", provider=worker.name, reason=reason
-                ) from error
+                answer = self._answer(one, future)
+            except WorkerDiedError as death:
+                again = self._ask_again(position, death, packed)
+                if again is None:
+                    continue
+                answer = again
+            except ProviderUnavailableError as error:
+                self._lose(position, error)
+                continue
             if answer.error is not None:
-                raise self._claim_failed(worker, answer.error)
-            self.answers.add(position, worker.name, graph, answer)
+                raise self._claim_failed(one.worker, answer.error)
+            self.answers.add(position, one.worker.name, graph, answer)
+
+    def _request(self, one: Incarnation, packed: dict[str, Any]) -> concurrent.futures.Future[messages.Claims]:
+        try:
+            weights = self.deployer.weights_for(one)
+        except WorkerDiedError as error:
+            failed: concurrent.futures.Future[messages.Claims] = concurrent.futures.Future()
+            failed.set_exception(error)
+            return failed
+        message = messages.Claim(self.deployer.session, self._rounds, packed, weights)
+        return self.deployer.fleet.monitor.request(one, message, ("Claims", self.deployer.session, self._rounds))
+
+    def _answer(self, one: Incarnation, future: concurrent.futures.Future[messages.Claims]) -> messages.Claims:
+        """Wait for the claims. Raises the death of the worker; ProviderUnavailableError for one that is late."""
+        try:
+            return future.result(one.worker.patience(self.options.claim_deadline))
+        except TimeoutError as error:
+            reason = f"it did not answer what it claims within {self.options.claim_deadline:g} s"
+            raise end_late(self.deployer.fleet.monitor, one, reason) from error
+
+    def _ask_again(self, position: int, death: WorkerDiedError, packed: dict[str, Any]) -> messages.Claims | None:
+        """The claims of a worker that died when it was asked for them; None if the session goes on without it."""
+        worker = self.workers[position]
+        if self.options.replay:
+            try:
+                one = self.deployer.fleet.revive(worker)
+                return self._answer(one, self._request(one, packed))
+            except WorkerDiedError as second:
+                facts = worker.current.facts
+                if facts is not None and facts.incarnation == second.incarnation:
+                    second = story.died(dataclasses.replace(facts, attempts=[story.attempt(death)]))
+                self._lose(position, second)
+            except ProviderUnavailableError as error:
+                self._lose(position, error)
+        else:
+            self._lose(position, death)
+        return None
+
+    def _lose(self, position: int, error: WorkerDiedError | ProviderUnavailableError) -> None:
+        """Go on without what a provider would have claimed, with `fallback` and another provider; else raise."""
+        worker = self.workers[position]
+        if not self.options.fallback or len(self._lost) + 1 >= len(self.workers) or self.deployer.fleet.closed:
+            raise error
+        how = "was ended" if isinstance(error, ProviderUnavailableError) else "died"
+        self._lost[position] = f"{how} when it was asked what it claims"
+        self.notes.append(f"{worker.name} {self._lost[position]}: {error.message.splitlines()[0]}")
+        log.warning("%s %s; the session goes on without it", worker.name, self._lost[position])
 
     def _claim_failed(self, worker: Worker, plain: dict[str, Any]) -> Exception:
         known = error_from_plain(plain, KINDS)
@@ -341,7 +438,9 @@ class Placer:
     @spanned("plan")
     def _planned(self, assignment: Mapping[int, int]) -> planning.Plan:
         """The plan of the answers so far; the last one again when nothing that it depends on has changed."""
-        depends = (self.graph, len(self.answers.claims), len(self.answers.refused), dict(assignment))
+        answers = self.answers
+        without = set(answers.refused), dict(answers.withheld), dict(answers.away)
+        depends = (self.graph, len(answers.claims), without, dict(assignment))
         if self._last is not None and self._last[0][0] is depends[0] and self._last[0][1:] == depends[1:]:
             return self._last[1]
         self.nodes = plan_nodes(self.graph)

@@ -27,6 +27,7 @@ from outrider.scheduler.lifecycle import exit_text, signal_name
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.options import ProviderSpec, invalid_option
 from outrider.scheduler.specs import target
+from outrider.scheduler.story import last_words
 from outrider.scheduler.verdicts import Verdict
 from outrider.scheduler.worker import Worker
 
@@ -68,37 +69,51 @@ def start_verdict(worker: Worker, reason: str, deadline: float) -> Verdict:
         signal=None if code is None else signal_name(code),
         exit_code=code,
         deadline=deadline,
-        output=worker.current.output.tail(),
+        story=_story(worker),
         when=time.time(),
     )
+
+
+def _story(worker: Worker) -> str:
+    """What it left, or wrote so far."""
+    facts, tail = worker.current.facts, worker.current.output.tail().rstrip()
+    if facts is not None:
+        return last_words(facts)
+    return f"Its last output:\n{tail}" if tail else ""
 
 
 def claim_verdict(
     worker: Worker, answer: concurrent.futures.Future[messages.Claims], seconds: float, deadline: float
 ) -> Verdict:
-    """Wait at most `seconds` for what a worker claims; one that is late is ended. The verdict on it.
+    """The verdict on a worker that was asked what it claims: wait at most `seconds` for the answer.
 
-    `deadline`: what the worker was given in all. Raises the errors of a fleet that is closed meanwhile.
+    `deadline`: what it was given in all. Raises the errors of a fleet that is closed meanwhile.
     """
     try:
         answer.result(max(0.0, seconds))
     except TimeoutError:
         reason = f"it did not answer what it claims within {deadline:g} s"
-        return Verdict("late", "claim", reason, None, None, deadline, worker.current.output.tail(), time.time())
+        return Verdict("late", "claim", reason, None, None, deadline, _story(worker), time.time())
     except WorkerDiedError as error:
-        why = error.reason or error.hint
-        reason = f"{exit_text(error.exit_code)} while it was asked what it claims" + (f" ({why})" if why else "")
-        output = "\n".join(text for text in (error.stack, error.stderr) if text)
-        return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, output, time.time())
+        return death_verdict(worker, error, deadline)
     return Verdict(deadline=deadline, when=time.time())
 
 
-class Probes:
-    """The probes of one fleet, while it starts. `deadline`: seconds for a worker to start, and again to claim."""
+def death_verdict(worker: Worker, error: WorkerDiedError, deadline: float) -> Verdict:
+    """The verdict on a worker that died when it was to claim."""
+    why = f" ({error.reason})" if error.reason else ""
+    reason = f"{exit_text(error.exit_code)} while it was asked what it claims{why}"
+    return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, _story(worker), time.time())
 
-    def __init__(self, specs: Sequence[ProviderSpec], deadline: float) -> None:
-        self._deadline = deadline
-        known = {spec.display: verdicts.find(spec, deadline) for spec in specs if probed(spec)} if wanted() else {}
+
+class Probes:
+    """The probes of one fleet, while it starts. The deadlines are in seconds."""
+
+    def __init__(self, specs: Sequence[ProviderSpec], start_deadline: float, claim_deadline: float) -> None:
+        self._start, self._claim = start_deadline, claim_deadline
+        deadlines = {"start": self._start, "claim": self._claim}
+        asked = [spec for spec in specs if probed(spec)] if wanted() else []
+        known = {spec.display: verdicts.find(spec, deadlines) for spec in asked}
         self._refused = {name: verdict for name, verdict in known.items() if verdict is not None and not verdict.good}
         self._open = {name for name, verdict in known.items() if verdict is None}
         self._asked: dict[str, tuple[int, float, concurrent.futures.Future[messages.Claims]]] = {}
@@ -113,26 +128,29 @@ class Probes:
         if worker.name in self._open:
             message = messages.Claim(session, 1, pack_graph(small_graph()), {})
             future = monitor.request(worker, message, ("Claims", session, 1))
-            self._asked[worker.name] = (session, time.monotonic() + self._deadline, future)
+            self._asked[worker.name] = (session, time.monotonic() + self._claim, future)
 
     def end(self, monitor: Monitor, worker: Worker) -> ProviderUnavailableError | None:
         """Wait for a worker that was asked, and keep the verdict; the error if it is a bad one."""
         if worker.name not in self._asked:
             return None
         session, until, future = self._asked.pop(worker.name)
-        verdict = claim_verdict(worker, future, until - time.monotonic(), self._deadline)
+        verdict = claim_verdict(worker, future, until - time.monotonic(), self._claim)
         kept = verdicts.keep(worker.spec, verdict)
         if verdict.good:
-            monitor.post(worker, messages.Unload(session))
+            monitor.request(worker, messages.Unload(session), ("Unloaded", session))  # nobody waits for it
             return None
         if verdict.cause == "late":
-            monitor.kill(worker)
+            monitor.kill(worker, verdict.reason)
         return refused(worker.spec, verdict, kept)
 
-    def not_started(self, worker: Worker, error: ProviderUnavailableError) -> None:
-        """Keep the verdict on a worker that was to be probed and did not start."""
-        if worker.name in self._open and worker.life.cause != "closed":
-            verdicts.keep(worker.spec, start_verdict(worker, str(error.reason), self._deadline))
+    def not_started(self, worker: Worker, error: ProviderUnavailableError) -> ProviderUnavailableError:
+        """Keep the verdict on a worker that did not start, if it was to be probed; the error that says so too."""
+        if worker.name not in self._open or worker.life.cause == "closed":
+            return error
+        verdict = start_verdict(worker, str(error.reason), self._start)
+        kept = verdicts.keep(worker.spec, verdict)
+        return error if kept is None else refused(worker.spec, verdict, kept)
 
 
 def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderUnavailableError:
@@ -146,7 +164,7 @@ def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderU
         )
     again = f"`outrider doctor --probe '{spec.kind}'` probes it again"
     reason = f"its probe at {when} failed: {verdict.reason}.{lasting} {again}"
-    story = f"\nIts last output:\n{verdict.output.strip()}" if verdict.output.strip() else ""
+    story = f"\n{verdict.story}" if verdict.story else ""
     return ProviderUnavailableError(
         f"provider {spec.display} is not available: {reason}.{story}", provider=spec.display, reason=reason
     )

@@ -1,20 +1,24 @@
-"""A replica: one loaded copy of the model, and what the monitor tells of it.
+"""A replica: one loaded copy of the model, and what the monitor and the supervisor tell of it.
 
 A session has one, or several that share its runs. Each has a session number of its own on the fleet, its own slots, and
-a generation that is replaced when a worker of it has died.
+a generation that lives on when a worker of it has died (`supervisor.py`), or is replaced by one with another plan.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
-from outrider.providers.wire.failures import first_names
+from outrider.scheduler import recovery
 from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
 from outrider.scheduler.failures import error_of
@@ -22,11 +26,14 @@ from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Admission, Targets
 from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.placement import Placer
+from outrider.scheduler.slots import Hold
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
+from outrider.scheduler.watching import Watch
 from outrider.scheduler.worker import Incarnation
-from outrider.shm.board import run_of
+from outrider.shm.board import VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
+from outrider.shm.progress import RUN, Doing
 from outrider.shm.spin import Spin
 
 FAILURE_SECONDS = 30.0  # between a void word and the message that explains it
@@ -49,7 +56,7 @@ class Slot:
     """A run slot: one run at a time.
 
     `pending`: a run that has begun and not ended; `feeds`, `targets` and `words` are its (kept, as its caller may leave
-    earlier, while workers still read and write there).
+    earlier, while workers still read and write there). `watch`: of its present or last caller.
     """
 
     replica: Replica
@@ -61,6 +68,7 @@ class Slot:
     pending: int = 0
     feeds: Mapping[str, Any] | None = None
     targets: Targets | None = None
+    watch: Watch | None = None
     words: Sequence[tuple[int, int]] = ()  # (edge of board 0, layout number)
     steady: dict[Signature, SteadyRun] = field(default_factory=dict)
     repeated: SteadyRun | None = None  # by the last run
@@ -74,24 +82,77 @@ class Slot:
                 held.default = None
 
 
+class RunAgain(Exception):
+    """The run did not end in this generation: it begins again in the next one. `death`: what stopped it, if one did."""
+
+    def __init__(self, death: OutriderError | None) -> None:
+        super().__init__()
+        self.death = death
+
+
+@dataclass(frozen=True)
+class Outage:
+    """Why no run can be served. `until`: a time of `monotonic`; `cause`: the death or refusal behind it."""
+
+    provider: str
+    reason: str
+    until: float
+    cause: OutriderError | None = None
+
+    def error(self) -> ProviderUnavailableError:
+        """For one more caller."""
+        seconds = self.until - time.monotonic()
+        if math.isinf(seconds):
+            when, left = f"restart({self.provider!r}) lifts that", None
+        else:
+            left = max(seconds, 0.0)
+            when = f"{left:.1f} s are left"
+        return ProviderUnavailableError(
+            f"provider {self.provider} may not be used now: {self.reason}; {when}",
+            provider=self.provider,
+            reason=self.reason,
+            seconds=left,
+        )
+
+
+def busy(hold: Hold[Slot]) -> bool:
+    """Whether there is a slot whose run goes on without its caller."""
+    return hold.item is not None and hold.item.pending != 0
+
+
 class Replica:
     """Listens to the monitor for one session number.
 
-    `death`: of a worker of the present generation; `ended`: there was one, or the fleet or session was closed.
+    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`: what
+    the supervisor wants to know of deaths, set when the session is made.
     """
 
     def __init__(self, placer: Placer, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
         self.placer = placer
         self.deployer = deployer
         self.slots = [Slot(self, index, bell, Spin(spin_us)) for index, bell in enumerate(bells)]
+        self.recovery = recovery.Recovery(placer.options.replay, placer.options.fallback)
+        self.supervise: Callable[[Replica, int, Incarnation], None] = lambda replica, generation, died: None
         self.blueprint: Blueprint
         self.generation: Generation | None = None
-        self.death: WorkerDiedError | None = None
         self.closed = False
         self.ended = False
+        self.moving = False
+        self.outage: Outage | None = None
+        self.stalled: set[int] = set()  # boards whose worker is to be replaced
+        self.dying: dict[Incarnation, recovery.Running] = {}  # what they were running here
+        self._verdicts: dict[int, OutriderError] = {}  # run -> how it ends
+        self.attempts: dict[int, list[WorkerDiedError]] = {}  # run -> deaths that it has survived
+        self._baselines: dict[int, list[int]] = {}  # board -> its done words when its worker began to serve
         self._stories: dict[int, OutriderError] = {}
+        self._numbers = itertools.count()
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._told = threading.Condition(self._lock)
+
+    @property
+    def troubled(self) -> bool:
+        """Whether a run that begins now has to wait for something to be mended, or cannot be served."""
+        return self.ended or bool(self.stalled)
 
     # Told by the monitor's thread -----------------------------------------------------------------------------------
     def on_failed(self, message: messages.Failed) -> None:
@@ -106,28 +167,105 @@ class Replica:
                     self._stories.pop(next(iter(self._stories)))
             self._told.notify_all()
 
-    def on_death(self, died: Incarnation, error: WorkerDiedError) -> None:
-        """A worker died: every run of a generation that used it ends with this error."""
+    def on_dying(self, one: Incarnation, doing: Doing) -> tuple[int, list[str]] | None:
+        """A worker has died: credit what it has completed. What it was running here: (partition, nodes)."""
+        generation, board = self.generation, one.worker.index + 1
+        if generation is None or board not in generation.sides or generation.sides[board].serving is not one:
+            return None
+        quarantine, name = self.deployer.fleet.quarantine, one.worker.name
+        before, now = self._baselines.get(board, []), self._done_words(generation, board)
+        partitions = sorted(generation.partitions_of[board])
+        for position, (then, word) in enumerate(zip(before, now, strict=False)):
+            if then != word and number_of(word) != VOID:
+                one.worker.restarts.completed()
+                partition = partitions[position // len(self.slots)]
+                quarantine.completed(self.placer.model, generation.partition_nodes[partition], name)
+        if doing.kind != RUN or doing.session != self.deployer.session or doing.slot >= len(self.slots):
+            return None
+        partition, slot = doing.partition, self.slots[doing.slot]
+        run = slot.pending
+        if partition not in generation.partitions_of[board] or not run:
+            return None
+        if run_of(generation.done(partition, slot.index)) == run:
+            return None
+        self.dying[one] = recovery.Running(slot.index, run, partition, partition not in generation.random)
+        return partition, generation.partition_nodes[partition]
+
+    def uses(self, one: Incarnation) -> bool:
+        """Whether this process serves, or served, the present generation."""
         generation = self.generation
-        if generation is None or all(side.serving is not died for side in generation.sides.values()):
-            return
-        self.death = error
-        self.ended = True
-        self.wake()
+        return generation is not None and any(side.serving is one for side in generation.sides.values())
+
+    def on_death(self, one: Incarnation) -> None:
+        """A worker died without being asked to; everybody was told by `on_dying`."""
+        generation = self.generation
+        if generation is not None:
+            for board, side in generation.sides.items():
+                if side.serving is one:
+                    self.stalled.add(board)
+                    self.supervise(self, generation.number, one)
+                    if self.ended:
+                        self.wake()  # what waits for it does so in vain
 
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
         self.closed = self.ended = True
         self.wake()
 
+    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
+        """The run in a slot and the nodes of a partition of the present generation, if there are such."""
+        generation = self.generation
+        if generation is None or slot >= len(self.slots) or partition >= len(generation.partition_nodes):
+            return None
+        return self.slots[slot].pending, generation.partition_nodes[partition]
+
     def wake(self) -> None:
-        """Have every blocked caller look at `death` and `closed`."""
+        """Have every blocked caller look at what has happened."""
         with self._lock:
             self._told.notify_all()
         for slot in self.slots:
             slot.bell.ring()
 
-    # Called by the session, which has taken all slots of the replica, or has not run yet -----------------------------
+    # Called by the supervisor ---------------------------------------------------------------------------------------
+    def flights(self) -> list[tuple[int, int]]:
+        """(slot, run) of all runs in flight."""
+        return [(slot.index, slot.pending) for slot in self.slots if slot.pending]
+
+    def about_to_serve(self, board: int, one: Incarnation) -> None:
+        """An incarnation gets the board next: its death is that of the board's worker from now on."""
+        generation = self.generation
+        assert generation is not None
+        self._baselines[board] = self._done_words(generation, board)
+        self.stalled.discard(board)
+        generation.sides[board].serving = one
+
+    def serves_again(self) -> None:
+        """A board has a worker again."""
+        with self._lock:
+            self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
+
+    def end(self, slot: int, run: int, error: OutriderError) -> None:
+        """Have a run end with this error, and workers skip what is left of it."""
+        generation = self.generation
+        if generation is None or self.slots[slot].pending != run:
+            return
+        with self._lock:
+            self._verdicts[run] = error
+        generation.board.publish(messages.CANCEL, slot, run, 1)
+        self.ended = True
+        self.slots[slot].bell.ring()
+
+    def begin_to_move(self) -> None:
+        """Runs that wait for a dead worker begin again elsewhere; the others go on to their end."""
+        self.moving = self.ended = True
+        self.outage = None
+        self.wake()
+
+    def go_down(self, outage: Outage) -> None:
+        """No run can be served that needs a dead worker, and none may begin. `wake` tells those who wait."""
+        self.outage, self.moving, self.ended = outage, False, True
+
+    # Called by who has taken all slots of the replica, or before anybody runs ----------------------------------------
     def release(self) -> None:
         """Let go of the generation and what refers to its memory."""
         for slot in self.slots:
@@ -144,41 +282,93 @@ class Replica:
         """Use a new generation."""
         self.release()
         self.blueprint = blueprint
+        with self._lock:
+            self._verdicts.clear()
+            self.attempts.clear()
+            self.dying.clear()
+        self.stalled.clear()
+        self.outage, self.moving = None, False
+        self._baselines = {board: self._done_words(generation, board) for board in generation.sides}
         self.generation = generation
-        self.death = None
+        self.ended = self.closed
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
-            self.death = side.serving.death or self.death
-        self.ended = self.closed or self.death is not None
+            if side.serving.death is not None:
+                self.on_death(side.serving)
+        self.wake()
 
     # Called by those who run -----------------------------------------------------------------------------------------
-    def check(self) -> None:
-        """Raises SessionClosedError, or the death."""
+    def check(self, slot: Slot | None = None, run: int = 0) -> None:
+        """Raises what ends a run, or keeps one from beginning (without `run`): an error, or RunAgain."""
         if self.closed:
             raise SessionClosedError("the session was closed", what="session")
-        if self.death is not None:
-            raise self.death.again()
+        if run:
+            with self._lock:
+                verdict = self._verdicts.pop(run, None)
+            if verdict is not None:
+                raise verdict
+        generation, outage = self.generation, self.outage
+        if not (self.moving or outage is not None) or generation is None:
+            return
+        death: OutriderError | None = None
+        if run:
+            assert slot is not None
+            waits = [board for board in self.stalled if generation.owed(board, slot.index, run)]
+            if not waits:
+                return
+            told = self.attempts.get(run)
+            death = told[-1] if told else generation.sides[waits[0]].serving.death
+            if generation.random and death is not None:
+                raise same_again(death)
+        if outage is not None and (math.isinf(outage.until) or time.monotonic() < outage.until):
+            if run in self.attempts and death is not None:  # it was running
+                raise same_again(death)
+            raise outage.error() from outage.cause
+        raise RunAgain(death)
+
+    def dismiss(self, run: int) -> None:
+        """A run whose caller had left has come to its end."""
+        with self._lock:
+            self._verdicts.pop(run, None)
+            self._stories.pop(run, None)
+            self.attempts.pop(run, None)
+
+    def settled(self, timeout: float | None = None) -> bool:
+        """Wait until the replica does not move any more, or is about to; False after `timeout` seconds."""
+
+        def is_settled() -> bool:
+            outage = self.outage
+            return self.closed or not (self.moving or (outage is not None and time.monotonic() >= outage.until))
+
+        with self._lock:
+            if timeout is None:
+                return self._told.wait_for(is_settled)
+            if not is_settled():
+                self._told.wait(timeout)  # or until `stir`
+            return is_settled()
+
+    def stir(self) -> None:
+        """Have those who wait for the replica to settle look at their watches."""
+        with self._lock:
+            self._told.notify_all()
 
     def story(self, run: int) -> OutriderError:
         """Why a run is void."""
         with self._lock:
-            told = self._told.wait_for(lambda: run in self._stories or self.death or self.closed, FAILURE_SECONDS)
-            if run in self._stories:
-                return self._stories.pop(run)
-        if told and self.death is not None:
-            return self.death.again()
-        return SessionClosedError("the session was closed while a run was failing", what="session")
+            told = self._told.wait_for(
+                lambda: run in self._stories or run in self._verdicts or self.closed, FAILURE_SECONDS
+            )
+            for kept in (self._verdicts, self._stories):
+                if run in kept:
+                    return kept.pop(run)
+        if told:
+            return SessionClosedError("the session was closed while a run was failing", what="session")
+        return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])
 
-    def died(self, slot: Slot, run: int, death: WorkerDiedError) -> WorkerDiedError:
-        """The death, with the first partition that the dead worker owed to this run."""
-        generation = self.generation
-        assert generation is not None
-        for partition, (board, edge) in enumerate(generation.dones):
-            side = generation.sides[board]
-            if side.worker.name == death.provider and run_of(side.reader.word(edge, slot.index)) != run:
-                nodes = generation.partition_nodes[partition]
-                first, *output = death.message.splitlines()  # then what it wrote
-                how, about, rest = first.partition(" Its last output:")
-                owed = f"{how} It owed partition {partition} ({first_names(nodes)}).{about}{rest}"
-                story = "\n".join([owed, *output])
-                return WorkerDiedError(story, **{**death.fields(), "partition": partition, "nodes": nodes})
-        return death.again()
+    def _done_words(self, generation: Generation, board: int) -> list[int]:
+        slots = range(len(self.slots))
+        return [generation.done(one, slot) for one in sorted(generation.partitions_of[board]) for slot in slots]
+
+
+def same_again(error: OutriderError) -> OutriderError:
+    """The same error for one more caller: one that was raised keeps the frames that it passed."""
+    return type(error)(error.message, **error.fields())

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.scheduler.health import ABSENT, FAILED, quarantine_text, state_text
 from outrider.scheduler.report_html import render
 
 CALLER = "caller"
@@ -56,13 +57,32 @@ class Transfer:
 
 @dataclass(frozen=True)
 class PlacedProvider:
-    """One provider, in priority order. `reason` says why one did not start or got nothing, '' otherwise."""
+    """One provider, in priority order. `reason` says why one did not start or got nothing, '' otherwise.
+
+    `seconds`: how long it is in a state that ends by time, 'back-off' or 'open'. `quarantined`: the nodes of each
+    partition of this model that the provider gets no more.
+    """
 
     name: str
     state: str
     nodes: int = 0
     weight_bytes: int = 0
     reason: str = ""
+    seconds: float | None = None
+    quarantined: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def standing(self) -> str:
+        """The state in words: 'ready', 'absent (no such device)', 'back-off (3 s), quarantined: n4, n5'."""
+        state = state_text(self.state, self.seconds)
+        if self.state in (ABSENT, FAILED):
+            state += f" ({self.reason})"
+        return ", ".join(filter(None, [state, quarantine_text(self.quarantined)]))
+
+    @property
+    def story(self) -> str:
+        """The standing, and why it got nothing."""
+        return self.standing + (f": {self.reason}" if self.reason and self.state not in (ABSENT, FAILED) else "")
 
 
 @dataclass(frozen=True)
@@ -134,7 +154,8 @@ class PlacementReport:
 
         `partitions` [{id, provider, nodes, weight_bytes}] with the names of the nodes, `nodes` [{name, op, domain,
         provider, partition, reference}], `transfers` [{value, from, to, bytes}], `declines` [{domain, op, provider,
-        reason, count, examples}], `providers` [{name, state, nodes, weight_bytes}] with the number of nodes.
+        reason, count, examples}], `providers` [{name, state, nodes, weight_bytes}] with the number of nodes, and with
+        `seconds` and `quarantined` (lists of names) where there are any.
         """
         return {
             "partitions": [
@@ -153,10 +174,7 @@ class PlacementReport:
                 for one in self.transfers
             ],
             "declines": [one.to_dict() for one in self.declines],
-            "providers": [
-                {"name": one.name, "state": one.state, "nodes": one.nodes, "weight_bytes": one.weight_bytes}
-                for one in self.providers
-            ],
+            "providers": [_provider_dict(one) for one in self.providers],
         }  # fmt: skip
 
     @property
@@ -205,17 +223,25 @@ class PlacementReport:
         for one in self.providers:
             size = f"{_count(one.nodes, 'node')}, weights {format_bytes(one.weight_bytes)}"
             what = size if one.nodes else "got nothing"
-            if one.state == "absent":
-                lines.append(f"{one.name:{width}}  absent ({one.reason}): {what}")
-            else:
-                why = f", since {one.reason}" if one.reason else ""
-                lines.append(f"{one.name:{width}}  {one.state}: {what}{why}")
+            why = f", since {one.reason}" if one.reason and one.state not in (ABSENT, FAILED) else ""
+            lines.append(f"{one.name:{width}}  {one.standing}: {what}{why}")
         return lines
 
     def _partition_line(self, one: PlacedPartition) -> str:
         size = f"{_count(len(one.nodes), 'node')}, weights {format_bytes(one.weight_bytes)}"
         replica = f"replica {one.replica}, " if self.replicas > 1 else ""
         return f"{one.id}  {replica}{one.provider}: {size}: {_some(one.nodes)}"
+
+
+def _provider_dict(one: PlacedProvider) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "name": one.name, "state": one.state, "nodes": one.nodes, "weight_bytes": one.weight_bytes
+    }  # fmt: skip
+    if one.seconds is not None:
+        told["seconds"] = one.seconds
+    if one.quarantined:
+        told["quarantined"] = [list(nodes) for nodes in one.quarantined]
+    return told
 
 
 def format_bytes(count: int | None) -> str:

@@ -33,7 +33,7 @@ def render(report: PlacementReport, title: str) -> str:
         f"<p>{escape(report.summary())}</p>",
         _drawing(report),
         _table("Providers", ("provider", "state", "nodes", "weight bytes"), [
-            (one.name, one.state + (f": {one.reason}" if one.reason else ""), one.nodes, one.weight_bytes)
+            (one.name, one.story, one.nodes, one.weight_bytes)
             for one in report.providers
         ]),
         _table("Partitions", ("partition", "replica", "provider", "nodes", "weight bytes", "names"), [

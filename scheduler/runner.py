@@ -16,11 +16,13 @@ import numpy as np
 from outrider.providers.wire import messages, values
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
 from outrider.providers.wire.spans import Recorder
+from outrider.scheduler import overdue
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Admission, Array, Targets, check_target, disjoint
 from outrider.scheduler.replica import Input, Replica, Slot
 from outrider.scheduler.slots import Slots
 from outrider.scheduler.steady import SIGNATURES, Copies, Signature, SteadyRun
+from outrider.scheduler.watching import Watch
 from outrider.shm.board import ENCODED, NONE, VOID, Layout, number_of, run_of
 
 
@@ -63,12 +65,14 @@ class Runner:
         defaults: Mapping[str, Any],
         signature: Signature | None,
         targets: Targets | None = None,
+        watch: Watch | None = None,
     ) -> int:
         """Start a run on checked feeds in a slot that the caller has taken; returns its number.
 
         `defaults`: initializers of inputs that were not fed. `signature`: of the feed, if it has one. `targets`: the
-        memory that outputs are bound to; runs of one signature have the same.
+        memory that outputs are bound to; runs of one signature have the same. `watch`: what may end the wait early.
         """
+        slot.watch = watch
         replica = slot.replica
         if replica.ended:
             replica.check()
@@ -136,8 +140,8 @@ class Runner:
         steady = slot.repeated
         waited = waited or (steady is not None and steady.complete)  # in `finish_steadily`
         failed = self._wait(slot, run) if waited or steady is None else self._wait_steadily(slot, steady, run)
-        slot.pending = 0
         if failed:
+            slot.pending = 0
             slot.feeds = slot.targets = None
             self._release_results(generation, slot.index, run, ())
             raise replica.story(run)
@@ -158,6 +162,7 @@ class Runner:
                 else:
                     results[name] = self._read(generation, slot, *made[name], targets.get(name))
         finally:
+            slot.pending = 0  # not before: what a dead worker has made is kept for runs that have not ended
             if len(results) < len(made):
                 kept = computed[:taken]  # with the one whose reading failed, if any: it may be leased
                 self._release_results(generation, slot.index, run, [made[name] for name in kept])
@@ -204,15 +209,19 @@ class Runner:
 
     def _wait_steadily(self, slot: Slot, steady: SteadyRun, run: int) -> bool:
         """`_wait`, with nothing to look up. Only for a run that nobody has waited for: its rings are still to come."""
+        watch = slot.watch
         bell, replica = slot.bell.fileno(), slot.replica
         void = slot.spin.until(lambda: steady.ended(run)) if slot.spin.wanted else None
         if void is not None:
             return void
         while True:
-            try:
-                os.eventfd_read(bell)  # quicker than os.read, but a handled signal ends it
-            except InterruptedError:
-                continue
+            if watch is None:
+                try:
+                    os.eventfd_read(bell)  # quicker than os.read, but a handled signal ends it
+                except InterruptedError:
+                    continue
+            else:
+                overdue.wait(slot, run, watch)
             void = steady.ended(run)
             if void is not None:
                 return void
@@ -233,8 +242,10 @@ class Runner:
         assert generation is not None
         slot.forget()
         self._start(generation, slot)
-        self._wait(slot, slot.pending)
+        overdue.give_up(slot, slot.pending)
+        self._wait(slot, slot.pending, earlier=True)
         run, slot.pending, slot.feeds, slot.targets = slot.pending, 0, None, None
+        slot.replica.dismiss(run)
         self._release_results(generation, slot.index, run, ())
 
     def _write(
@@ -309,8 +320,12 @@ class Runner:
                     aims[name] = edge, places.nothing(edge, slot.index)
         return list(aims.values())
 
-    def _wait(self, slot: Slot, run: int) -> bool:
-        """Block until every last partition is done with `run`; True if one of them is void."""
+    def _wait(self, slot: Slot, run: int, earlier: bool = False) -> bool:
+        """Block until every last partition is done with `run`; True if one of them is void.
+
+        `earlier`: it is not the run of the slot's present caller. Raises RunTimeoutError and RunCancelledError too,
+        when the caller's Watch says so.
+        """
         replica = slot.replica
         generation = replica.generation
         assert generation is not None
@@ -324,10 +339,15 @@ class Runner:
                 failed = failed or number_of(word) == VOID
             else:
                 return failed
-            if replica.death is not None:
-                raise replica.died(slot, run, replica.death)
-            replica.check()
-            slot.bell.wait()
+            if replica.ended:
+                replica.check(slot, run)
+            watch = slot.watch
+            if earlier:
+                overdue.wait_for_earlier(slot, watch)
+            elif watch is None:
+                slot.bell.wait()
+            else:
+                overdue.wait(slot, run, watch)
 
     def _layout(self, generation: Generation, slot: Slot, board: int, edge: int) -> Layout:
         """What was published on an edge of the slot."""

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-import numpy as np
-
-from outrider.providers.wire.dtypes import onnx_name
-from outrider.providers.wire.graph import TensorRef
 from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
@@ -22,35 +16,39 @@ from outrider.scheduler.errors import (
     ForkedSessionError,
     ProviderUnavailableError,
     SessionClosedError,
-    UnsupportedOptionError,
 )
+from outrider.scheduler.execution import Execution
 from outrider.scheduler.feeds import check_feeds, requested_outputs
 from outrider.scheduler.fleet import Fleet
-from outrider.scheduler.inplace import Array, Targets, check_target
+from outrider.scheduler.inplace import Array
 from outrider.scheduler.iobinding import IOBinding, empty_for
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.nodearg import NodeArg
-from outrider.scheduler.numbering import Blueprint
-from outrider.scheduler.options import AT_ONCE, WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
+from outrider.scheduler.options import WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
+from outrider.scheduler.passing import PassedOn
 from outrider.scheduler.placement import Placer, check_pins
-from outrider.scheduler.replica import Replica, Slot
+from outrider.scheduler.replica import Replica, RunAgain, Slot
 from outrider.scheduler.report import PlacementReport
+from outrider.scheduler.restarting import restart
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.slots import Hold
 from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature, Signatures
 from outrider.scheduler.strategy import replicas
-from outrider.scheduler.trace import Tracing, run_traced
+from outrider.scheduler.supervisor import Supervisor
+from outrider.scheduler.trace import Tracing
 from outrider.scheduler.warming import LEARNINGS, Checked, largest_sizes, made_feeds, run_everywhere, timed_partitions
+from outrider.scheduler.watching import UNLIMITED, Watch, watch_for
 from outrider.scheduler.worker import Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
 
 CLOSED = "the session was closed"
+ATTEMPTS = 8  # of a warmup that is interrupted by deaths
 INTERRUPTED_SECONDS = 0.5  # what a busy worker gets to stop by itself after Ctrl-C
 
 
@@ -86,7 +84,8 @@ class InferenceSession:
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._pid = os.getpid()
         self._forks = forks()
-        self._lock = threading.Lock()
+        self._options = chosen
+        self._limited = watch_for(RunOptions(), chosen) is not None
         try:
             with timed(tracing.recorder, "load", "model") as told:
                 loaded = load_model(model, chosen.base_dir)
@@ -100,7 +99,7 @@ class InferenceSession:
             else:
                 check_pins(loaded, chosen, specs)
                 with timed(tracing.recorder, "start", "workers"):
-                    fleet = Fleet._of(specs, chosen.start_deadline, threads, chosen.strategy in AT_ONCE)
+                    fleet = Fleet._of(specs, chosen, threads)
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:
@@ -112,7 +111,7 @@ class InferenceSession:
             self._runner = self._replicated(loaded, fleet, workers, chosen)
             for replica in self._runner.replicas:
                 replica.placer.loaded = self._runner.replicas[0].placer.loaded  # calls are inlined once
-                self._deploy(replica, replica.placer.place())
+                self._resources.supervisors[replica].place(replica.placer.place())
         except BaseException as error:
             self._resources.hurry(type(error))
             self._finalizer()
@@ -122,6 +121,9 @@ class InferenceSession:
         self._signatures = Signatures()
         self._outputs = [value.name for value in self._loaded.outputs]
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
+        passed_on = PassedOn(self._loaded, self._defaults)
+        supervisors = self._resources.supervisors
+        self._run = Execution(self._runner, supervisors, passed_on, self._defaults, chosen.fallback).run
 
     def _replicated(
         self, loaded: LoadedModel, fleet: Fleet, workers: Sequence[Worker], chosen: SessionOptions
@@ -139,24 +141,13 @@ class InferenceSession:
             self._resources.tracing.watch(deployer, group)
             made.append(Replica(Placer(loaded, group, deployer, chosen), deployer, mine, chosen.spin_us))
         runner = Runner(made, chosen.queue_size, chosen.queue == "reject")
-        self._resources.asynchronous = AsyncRuns(runner.slots)
+        self._resources.asynchronous = AsyncRuns(runner.slots, fleet.monitor.call_later)
         self._resources.runner = runner
         self._resources.tracing.use(runner)
         for replica in made:
             fleet.monitor.listeners[replica.deployer.session] = replica
+            self._resources.supervisors[replica] = Supervisor(replica, runner.slots, self._resources.tracing)
         return runner
-
-    def _deploy(self, replica: Replica, blueprint: Blueprint) -> None:
-        """Load the plan and use it; plan again without what a provider refuses to compile."""
-        while True:
-            generation = replica.deployer.deploy(blueprint)
-            if not generation.refused:
-                replica.install(blueprint, generation)
-                self._resources.tracing.installed(replica)
-                return
-            generation.close()
-            replica.placer.refuse(blueprint, generation.refused)
-            blueprint = replica.placer.replan()
 
     # Runs ----------------------------------------------------------------------------------------------------------
     def run(
@@ -165,13 +156,15 @@ class InferenceSession:
         """Run the model; the outputs asked for (None: all), in order, each the caller's own.
 
         Raises the errors of feeds (nothing is sent then), KernelError, ProviderContractError, OutOfMemoryError,
-        WorkerDiedError, SessionClosedError, ForkedSessionError. The session can be used after each but the last two.
+        WorkerDiedError, RunTimeoutError, RunCancelledError, SessionClosedError, ForkedSessionError. The session can be
+        used after each but the last two.
         """
         if forks() != self._forks or self._resources.closed:
             self._check_open()
-        if run_options is not None:
-            checked_run_options(run_options)
-        return self._run(*self._checked(output_names, input_feed))
+        if run_options is None and not self._limited:
+            return self._run(*self._checked(output_names, input_feed))
+        with watch_for(checked_run_options(run_options), self._options) or UNLIMITED as watch:
+            return self._run(*self._checked(output_names, input_feed), watch=watch)
 
     def run_async(
         self,
@@ -189,22 +182,17 @@ class InferenceSession:
         Future is done; `error` is '' or what went wrong, with no results then.
         """
         self._check_open()
-        checked_run_options(run_options)
+        given = checked_run_options(run_options)
         if callback is not None and not callable(callback):
             raise invalid_option("callback", callback, "a function of (results, user_data, error), or None")
         checked, wanted, signature = self._checked(output_names, input_feed)
         feeds = dict(checked)  # the caller may put the next run's arrays into its own
 
-        def work(hold: Hold[Slot]) -> list[Any]:
-            slot = hold.item
-            assert slot is not None
+        def work(hold: Hold[Slot], watch: Watch) -> list[Any]:
             self._check_open()
-            if slot.replica.death is not None and not self._revive_holding(slot):
-                self._runner.slots.give(hold)
-                return self._run(feeds, wanted, signature)
-            return self._run_in(slot, feeds, wanted, signature)
+            return self._run(feeds, wanted, signature, watch=watch, hold=hold)
 
-        job = Job(self._resources.asynchronous, work, callback, user_data)
+        job = Job(self._resources.asynchronous, work, callback, user_data, given, self._options)
         self._resources.asynchronous.submit(job)
         return job.future
 
@@ -221,10 +209,10 @@ class InferenceSession:
         the memory it is bound to. After an error of a run that had begun the contents of bound outputs are undefined.
         """
         self._check_open()
-        checked_run_options(run_options)
         if not isinstance(binding, IOBinding) or binding.session is not self:
             raise invalid_option("binding", binding, "an IOBinding of this session")
-        binding.finish(self._run(*binding.prepare()))
+        with watch_for(checked_run_options(run_options), self._options) or UNLIMITED as watch:
+            binding.finish(self._run(*binding.prepare(), watch=watch))
 
     def run_with_ort_values(
         self,
@@ -247,7 +235,6 @@ class InferenceSession:
         value that is no tensor of numbers), RankMismatchError, ShapeMismatchError, OutOfMemoryError.
         """
         self._check_open()
-        self._revive()
         generation = self._runner.replicas[0].generation
         return empty_for(name, shape, self._inputs, self._loaded.outputs, generation)
 
@@ -265,109 +252,6 @@ class InferenceSession:
             self._signatures.add(signature, feed, output_names)
         return feeds, wanted, signature
 
-    def _run(
-        self,
-        feeds: Mapping[str, Any],
-        wanted: Sequence[str],
-        signature: Signature | None,
-        targets: Targets | None = None,
-    ) -> list[Any]:
-        """One run in the next free slot."""
-        slots = self._runner.slots
-        hold: Hold[Slot] = Hold()
-        try:
-            while True:
-                self._revive()
-                recorder = self._runner.recorder
-                if recorder is None:
-                    slot = slots.take(hold)
-                else:
-                    with recorder.timed("wait", "slot"):
-                        slot = slots.take(hold)
-                if slot.replica.death is None or self._revive_holding(slot):
-                    break
-                slots.give(hold)  # it is waited for
-            results = self._run_in(slot, feeds, wanted, signature, targets)
-            slots.give(hold)
-        except BaseException:
-            slots.give(hold)  # not in a `finally`: Ctrl-C may come within the one above
-            raise
-        return results
-
-    def _run_in(
-        self,
-        slot: Slot,
-        feeds: Mapping[str, Any],
-        wanted: Sequence[str],
-        signature: Signature | None,
-        targets: Targets | None = None,
-    ) -> list[Any]:
-        """One run in a slot that the caller has taken. `targets`: of outputs in `wanted`, which names each once."""
-        passed = {} if targets is None else self._passed_on(slot, targets, wanted, feeds)
-        runner, recorder = self._runner, self._runner.recorder
-        if recorder is None:
-            run = runner.begin(slot, feeds, self._defaults, signature, targets)
-            ordered = runner.finish_steadily(slot, run)
-            if ordered is not None:
-                return ordered
-            results = runner.finish(slot, run, wanted, signature)
-        else:
-            results = run_traced(recorder, runner, slot, feeds, self._defaults, wanted, signature, targets)
-        for name, (target, value) in passed.items():
-            if target is None:
-                results[name] = value
-            else:
-                np.copyto(target, value)
-                slot.counters.add(target.nbytes)
-                results[name] = target
-        if len(results) == len(wanted):
-            return [results[name] for name in wanted]
-        returned: list[Any] = []
-        given: set[str] = set()
-        for name in wanted:
-            if name in results:
-                returned.append(copy.deepcopy(results[name]) if name in given else results[name])
-                given.add(name)
-            else:
-                returned.append(self._passed_through(name, feeds))
-        return returned
-
-    def _passed_on(
-        self, slot: Slot, targets: Targets, wanted: Sequence[str], feeds: Mapping[str, Any]
-    ) -> dict[str, tuple[Array | None, Any]]:
-        """Outputs that no worker makes: their targets (None: the caller's own), and what they will be after the run."""
-        generation = slot.replica.generation
-        passed: dict[str, tuple[Array | None, Any]] = {}
-        for name in wanted:
-            if generation is None or name in generation.outputs:
-                continue
-            target = targets.arrays.get(name)
-            if target is None:
-                passed[name] = None, self._passed_through(name, feeds)  # now: the run may write over it
-                continue
-            value = np.asarray(self._passing(name, feeds))
-            check_target(name, target, onnx_name(value.dtype), value.shape)
-            if any(np.may_share_memory(value, other) for other in targets.arrays.values()):
-                value = value.copy()  # the run may write over it
-            passed[name] = target, value
-        return passed
-
-    def _passing(self, name: str, feeds: Mapping[str, Any]) -> Any:
-        """An output that is an input or a constant of the model."""
-        if name in feeds:
-            return feeds[name]
-        return self._defaults[name] if name in self._defaults else self._constant(name)
-
-    def _passed_through(self, name: str, feeds: Mapping[str, Any]) -> Any:
-        """The same, as a copy."""
-        value = self._passing(name, feeds)
-        return np.array(value, order="C") if isinstance(value, np.ndarray) else copy.deepcopy(value)
-
-    def _constant(self, name: str) -> Array:
-        ref = self._loaded.graph.constants[name]
-        assert isinstance(ref, TensorRef)
-        return self._loaded.store.read(ref)
-
     @limits_told()
     def warmup(self, shapes: Any) -> None:
         """Run the model on zeros of these shapes, in every slot, so that real runs find their programs bound.
@@ -379,17 +263,20 @@ class InferenceSession:
         self._check_open()
         feeds = made_feeds(self._inputs, self._loaded.defaults, shapes)
         checked = [self._checked(None, feed) for feed in feeds]
-        with self._lock:
-            for replica in self._runner.replicas:
-                if replica.death is not None:
-                    self._reload(replica, replica.slots)
+        for _ in range(ATTEMPTS):
             self._runner.slots.take_all()
             try:
                 self._check_open()
-                run_everywhere(self._runner, checked, self._defaults)
+                run_everywhere(self._runner, checked, self._defaults, self._options)
                 self._learn(checked)
+                return
+            except RunAgain as again:
+                death = again.death
             finally:
                 self._runner.slots.give_all()
+            for replica in self._runner.replicas:
+                replica.settled()
+        raise death or ProviderUnavailableError("the model was placed anew again and again", reason="moved")
 
     def _learn(self, checked: Sequence[Checked]) -> None:
         """Time the partitions, and place the model anew for what they took, while that changes anything."""
@@ -403,52 +290,8 @@ class InferenceSession:
             plan, present = blueprint.plan, replica.blueprint.plan
             if (plan.partitions, plan.units) == (present.partitions, present.units):
                 return
-            self._deploy(replica, blueprint)
-            run_everywhere(self._runner, checked, self._defaults)
-
-    def _revive(self) -> None:
-        """Start dead workers again and load what they had; the session is as good as new after it."""
-        for replica in self._runner.replicas:
-            if replica.ended:
-                self._check_open()
-                self._revive_one(replica)
-
-    def _revive_one(self, replica: Replica) -> None:
-        """Revive a replica; if somebody does already, wait for that unless another replica can serve meanwhile."""
-        alone = all(other.ended for other in self._runner.replicas)
-        held = False
-        try:
-            for held in map(self._lock.acquire, (alone,)):  # see `slots.py`: Ctrl-C may follow a call
-                if held and replica.death is not None:
-                    self._reload(replica, replica.slots)
-        finally:
-            if held:
-                self._lock.release()
-
-    def _revive_holding(self, slot: Slot) -> bool:
-        """Revive the replica of a slot that the caller has taken; False if somebody else does, who needs the slot."""
-        held = False
-        try:
-            for held in map(self._lock.acquire, (False,)):
-                if held and slot.replica.death is not None:
-                    self._reload(slot.replica, [other for other in slot.replica.slots if other is not slot])
-            return held
-        finally:
-            if held:
-                self._lock.release()
-
-    @limits_told()
-    def _reload(self, replica: Replica, slots: Sequence[Slot]) -> None:
-        """Start dead workers and load the replica again, with `slots` taken meanwhile."""
-        self._runner.slots.take_all(slots)
-        try:
-            self._check_open()
-            for worker in replica.placer.workers:
-                self._fleet.revive(worker)
-            self._resources.tracing.watch(replica.deployer, replica.placer.workers)
-            self._deploy(replica, replica.blueprint)
-        finally:
-            self._runner.slots.give_all()
+            self._resources.supervisors[replica].place(blueprint)
+            run_everywhere(self._runner, checked, self._defaults, self._options)
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
@@ -536,15 +379,14 @@ class InferenceSession:
         workers = ", ".join(worker.name for worker in self._resources.workers)
         return f"<InferenceSession{of} on {workers}{'' if self._finalizer.alive else ' (closed)'}>"
 
-    # Not built yet -------------------------------------------------------------------------------------------------
-    def restart(self, provider: str) -> NoReturn:
-        """Raises UnsupportedOptionError."""
-        option = "InferenceSession.restart"
-        raise UnsupportedOptionError(
-            f"{option} is not built yet; a worker that died is started anew by the next run",
-            option=option,
-            reason="not built yet",
-        )
+    def restart(self, provider: str) -> None:
+        """End a provider's worker, start it anew, and place the model as if it had never failed.
+
+        Deaths, back-off and quarantine of the provider are forgotten. Runs in flight end first. Raises
+        ProviderUnavailableError if the session has no such provider or it does not start, and the errors of planning.
+        """
+        self._check_open()
+        restart(provider, self._runner, self._resources.supervisors, self._fleet)
 
 
 class _Resources:
@@ -558,6 +400,7 @@ class _Resources:
         self.tracing = Tracing()
         self.asynchronous: AsyncRuns
         self.runner: Runner | None = None
+        self.supervisors: dict[Replica, Supervisor] = {}
         self.workers: Sequence[Worker] = ()
         self.bells: Sequence[Doorbell] = ()
 
@@ -579,6 +422,8 @@ class _Resources:
                 if self.own_fleet is None:
                     last_first.callback(self._unload, self.runner)
                 last_first.callback(self._leave, self.runner)
+                for supervisor in self.supervisors.values():
+                    last_first.callback(supervisor.close)
                 last_first.callback(self.asynchronous.close, SessionClosedError(CLOSED, what="session"))
             if self.own_fleet is not None:
                 last_first.callback(self.own_fleet.close)

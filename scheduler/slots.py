@@ -11,12 +11,14 @@ was interrupted gives once more.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from outrider.scheduler.errors import QueueFullError
+from outrider.scheduler.watching import Watch
 
 T = TypeVar("T")
 _NOTHING = object()
@@ -56,11 +58,17 @@ class _Waiting(Ticket[T]):
         self._called.acquire()
 
     def served(self) -> None:
-        if self._called.locked():
+        with contextlib.suppress(RuntimeError):  # it was called already, and has not waited yet
             self._called.release()
 
-    def wait(self) -> None:
-        self._called.acquire()
+    def wait(self, watch: Watch | None = None) -> None:
+        if watch is None:
+            self._called.acquire()
+        else:
+            watch.waker = self.served
+            while self.hold.item is None:
+                left = watch.left("while it waited for a run slot")
+                self._called.acquire(timeout=-1 if left is None else left)
         self.begun = True
 
 
@@ -91,10 +99,10 @@ class Slots(Generic[T]):
         self._blocked = 0  # threads that wait for room
         self._closed = False
 
-    def take(self, hold: Hold[T]) -> T:
+    def take(self, hold: Hold[T], watch: Watch | None = None) -> T:
         """Put the next free item into `hold`, first come, first served; returns it.
 
-        Whatever it raises, `give(hold)` after it.
+        Raises RunTimeoutError and RunCancelledError when `watch` says so. Whatever it raises, `give(hold)` after it.
         """
         if not self._waiting:
             if self._group is None:
@@ -113,37 +121,47 @@ class Slots(Generic[T]):
                     raise self._refusal()
                 self._waiting.append(ticket)
                 self._serve()
-            ticket.wait()
-        except BaseException:  # KeyboardInterrupt
+            ticket.wait(watch)
+        except BaseException:  # KeyboardInterrupt, or the watch
             self._leave(ticket)
             raise
         assert hold.item is not None
         return hold.item
 
-    def enqueue(self, ticket: Ticket[T]) -> bool:
+    def enqueue(self, ticket: Ticket[T], watch: Watch | None = None) -> bool:
         """Serve the ticket now if an item is free, else in its turn; blocks for room in the queue unless it rejects.
 
-        False if the queue was closed: the ticket is not served then.
+        False if the queue was closed: the ticket is not served then. Raises RunTimeoutError and RunCancelledError when
+        `watch` says so, of a cancellation after `nudge`.
         """
         with self._lock:
             if self._full() and not self._free:
                 if self._reject:
                     raise self._refusal()
                 self._blocked += 1
-                self._room.wait_for(lambda: not self._full() or self._closed)
-                self._blocked -= 1
+                try:
+                    while self._full() and not self._closed:
+                        self._room.wait(None if watch is None else watch.left("while it waited for room in the queue"))
+                finally:
+                    self._blocked -= 1
             if self._closed:
                 return False
             self._waiting.append(ticket)
             self._serve()
         return True
 
-    def give(self, hold: Hold[T]) -> None:
-        """Give what is held back, if anything: to whoever waits longest for it, if any."""
+    def give(self, hold: Hold[T], last: bool = False) -> None:
+        """Give what is held back, if anything: to whoever waits longest for it, if any.
+
+        `last`: it is busy still, and better taken after all others that are free.
+        """
         item = hold.item
         if item is not None:
             free = self._free
-            free += (item,)  # no call, as in `append`: both or neither
+            if last:
+                free[:0] = (item,)  # no call, as in `append`: both or neither
+            else:
+                free += (item,)
             hold.item = None
         if self._waiting:
             with self._lock:
@@ -176,6 +194,22 @@ class Slots(Generic[T]):
         for hold in self._all:
             self.give(hold)
         self._exclusive.release()
+
+    def nudge(self) -> None:
+        """Have those who wait for room in the queue look at their watches."""
+        if self._blocked:
+            with self._lock:
+                self._room.notify_all()
+
+    def withdraw(self, ticket: Ticket[T]) -> bool:
+        """Take a ticket out of the queue that was not served; False if it was, or is not there."""
+        with self._lock:
+            if ticket not in self._waiting or ticket.hold.item is not None:
+                return False
+            self._waiting.remove(ticket)
+            if self._blocked:
+                self._room.notify_all()
+        return True
 
     def close(self) -> list[Ticket[T]]:
         """Enqueue nothing any more; returns the tickets that no thread waits on, which leave the queue."""

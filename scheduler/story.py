@@ -13,6 +13,7 @@ from typing import Any
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.lifecycle import exit_text, signal_name
+from outrider.scheduler.oom import says_so
 from outrider.shm.stackfile import FATAL
 
 # A phase, and what the worker did then; {what} is the partition where one is known.
@@ -24,7 +25,6 @@ PHASES = {
     "idle": "while it was idle",
     "stop": "while it stopped",
 }
-_SHORT_OF_MEMORY = ("bad_alloc", "MemoryError", "annot allocate memory", "out of memory", "failed to allocate")
 _MIB = 1 << 20
 
 
@@ -70,14 +70,7 @@ def died(facts: Facts) -> WorkerDiedError:
     parts = [head + "." + (f" {hint}" if hint else "")]
     if facts.attempts:
         parts.append("Before that in this run:\n" + "\n".join(f"  {_told(one)}" for one in facts.attempts))
-    if facts.stack:
-        parts.append(f"Its Python stack:\n{facts.stack}")
-    elif signal_name(facts.code) in FATAL:
-        parts.append("It left no Python stack: its provider handles that signal itself, or the stack was gone.")
-    if facts.stderr.strip():
-        parts.append(f"Its last output:\n{facts.stderr.rstrip()}")
-    elif facts.passed_through:
-        parts.append("Its output was passed through (debug=True).")
+    parts += _left_behind(facts)
     return WorkerDiedError(
         "\n".join(parts),
         provider=facts.provider,
@@ -97,6 +90,25 @@ def died(facts: Facts) -> WorkerDiedError:
     )
 
 
+def last_words(facts: Facts) -> str:
+    """What a process that ended while starting left: what that means, its stack, its output. May be empty."""
+    hint = hint_of(facts)
+    return "\n".join([*([hint] if hint else []), *_left_behind(facts)])
+
+
+def _left_behind(facts: Facts) -> list[str]:
+    parts = []
+    if facts.stack:
+        parts.append(f"Its Python stack:\n{facts.stack}")
+    elif signal_name(facts.code) in FATAL:
+        parts.append("It left no Python stack: its provider handles that signal itself, or the stack was gone.")
+    if facts.stderr.strip():
+        parts.append(f"Its last output:\n{facts.stderr.rstrip()}")
+    elif facts.passed_through:
+        parts.append("Its output was passed through (debug=True).")
+    return parts
+
+
 def attempt(error: WorkerDiedError) -> dict[str, Any]:
     """An earlier death as one entry of `attempts`: plain data, without output, so that many of them stay small."""
     told = {name: value for name, value in error.fields().items() if name not in ("stderr", "attempts")}
@@ -114,18 +126,16 @@ def hint_of(facts: Facts) -> str | None:
     if facts.reason:
         return None
     name = signal_name(facts.code)
-    if facts.memory_limit is not None and name != "SIGKILL":
-        said = f"{facts.stderr}\n{facts.stack}"
-        if any(words in said for words in _SHORT_OF_MEMORY):
-            limit = f"{facts.memory_limit / _MIB:.0f} MiB"
-            return f"Out of memory: it may use {limit} (memory_limit) and was refused more. Raise that limit."
+    if facts.memory_limit is not None and name != "SIGKILL" and says_so(f"{facts.stderr}\n{facts.stack}"):
+        limit = f"{facts.memory_limit / _MIB:.0f} MiB"
+        return f"Out of memory: it may use {limit} (memory_limit) and was refused more. Raise that limit."
     if name in FATAL:
         return (
             "Native code of the provider crashed; ProviderSpec(debug=True, wrap=['gdb', '--args']) runs it under a "
             "debugger."
         )
     if name is None:
-        return "The provider, or a library that it uses, ended the process."
+        return "Something in the process ended it; its last output may say why."
     return None
 
 

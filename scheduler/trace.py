@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from outrider.scheduler.replica import Replica, Slot
     from outrider.scheduler.runner import Runner
     from outrider.scheduler.steady import Signature
+    from outrider.scheduler.watching import Watch
     from outrider.scheduler.worker import Worker
 
 log = logging.getLogger("outrider.trace")
@@ -107,6 +108,7 @@ def run_traced(
     wanted: Sequence[str],
     signature: Signature | None,
     targets: Targets | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """`runner.begin`, `wait` and `finish` with their spans: the run, its inputs, the wait for workers, its results."""
     counters, start = slot.counters, monotonic_ns()
@@ -116,7 +118,7 @@ def run_traced(
     name = "run"
     try:
         before = counters.copied_bytes
-        run = runner.begin(slot, feeds, defaults, signature, targets)
+        run = runner.begin(slot, feeds, defaults, signature, targets, watch)
         begun, copied = monotonic_ns(), counters.copied_bytes
         args["run"], name = run, f"run {run}"
         recorder.add("copy", "inputs", start, begun, {"bytes": copied - before})

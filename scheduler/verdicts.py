@@ -1,7 +1,8 @@
 """What probes of providers saw, kept from one process to the next.
 
 A verdict holds for one way to start a provider: its kind, options, environment, interpreter and limits, the file of its
-class (time and size), and this version of Outrider. What changes any of these asks again. How long it is kept:
+class (time and size), the machine, and this version of Outrider. What changes any of these asks again. How long it is
+kept:
 
 | the probe saw | kept |
 |---|---|
@@ -21,14 +22,15 @@ import hashlib
 import json
 import math
 import os
-import re
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from outrider import __version__
 from outrider.scheduler import cache
+from outrider.scheduler.oom import says_so
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.provider_file import provider_file
 from outrider.scheduler.specs import target
@@ -36,10 +38,9 @@ from outrider.scheduler.specs import target
 CRASH_SECONDS = 24 * 3600.0
 PASSING_SECONDS = 600.0  # of what may have been the machine's fault
 MOST = 256  # verdicts that are kept
-KEPT_OUTPUT = 2000  # characters
+KEPT_STORY = 4000  # characters
 FORMAT = 1
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU")
-_SHORT_OF_MEMORY = re.compile(r"out of memory|bad_alloc|cannot allocate memory|MemoryError", re.IGNORECASE)
 # By these a loader finds libraries: who changes them to mend a crash must not be told of the old one.
 _LOADER = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
@@ -50,7 +51,7 @@ class Verdict:
 
     `cause`: '' nothing wrong, 'raised' it said why it does not start, 'late' it took longer than `deadline` seconds,
     'died' its process ended, by `signal` or with `exit_code`. `phase`: 'start' or 'claim', '' if nothing is wrong.
-    `reason`: the same in words. `output`: the last that it wrote. `when`: seconds since 1970.
+    `reason`: the same in words. `story`: what it left behind: stack, output. `when`: seconds since 1970.
     """
 
     cause: str = ""
@@ -59,7 +60,7 @@ class Verdict:
     signal: str | None = None
     exit_code: int | None = None
     deadline: float = 0.0
-    output: str = ""
+    story: str = ""
     when: float = 0.0
 
     @property
@@ -70,7 +71,7 @@ class Verdict:
     @property
     def passing(self) -> bool:
         """Whether what was wrong may have been the machine's fault: too little time, or memory."""
-        return self.cause == "late" or bool(_SHORT_OF_MEMORY.search(self.reason + self.output))
+        return self.cause == "late" or says_so(self.reason + self.story)
 
 
 def kept_seconds(verdict: Verdict) -> float:
@@ -82,11 +83,11 @@ def kept_seconds(verdict: Verdict) -> float:
     return PASSING_SECONDS if verdict.passing else CRASH_SECONDS
 
 
-def counts(verdict: Verdict, now: float, deadline: float) -> bool:
-    """Whether a kept verdict still counts, at the time `now`, for who would wait `deadline` seconds."""
+def counts(verdict: Verdict, now: float, deadlines: Mapping[str, float]) -> bool:
+    """Whether a kept verdict still counts at the time `now`. `deadlines`: phase -> seconds that it would get now."""
     if verdict.good:
         return True
-    if verdict.cause == "late" and deadline > verdict.deadline:
+    if verdict.cause == "late" and deadlines.get(verdict.phase, math.inf) > verdict.deadline:
         return False
     return verdict.when <= now < verdict.when + kept_seconds(verdict)  # not if the clock was set back
 
@@ -115,8 +116,11 @@ def _facts(spec: ProviderSpec) -> dict[str, Any] | None:
     for told_elsewhere in ("name", "required", "python"):
         del given[told_elsewhere]
     given["env"], given["options"] = dict(spec.env), _plain(spec.options)
-    loader = [os.environ.get(name) for name in _LOADER]
-    return {"format": FORMAT, "version": __version__, "spec": given, "loader": loader, "stamps": stamps}
+    loader, machine = [os.environ.get(name) for name in _LOADER], os.uname()
+    return {
+        "format": FORMAT, "version": __version__, "spec": given, "loader": loader, "stamps": stamps,
+        "machine": [machine.nodename, machine.release],  # homes are shared, and a new kernel may mend a driver
+    }  # fmt: skip
 
 
 def _plain(item: Any) -> Any:
@@ -133,11 +137,11 @@ def _stamp(path: str) -> list[Any]:
     return [path, found.st_mtime_ns, found.st_size]
 
 
-def find(spec: ProviderSpec, deadline: float) -> Verdict | None:
-    """The verdict on a provider that counts for who would wait `deadline` seconds for it; None if there is none."""
+def find(spec: ProviderSpec, deadlines: Mapping[str, float]) -> Verdict | None:
+    """The verdict on a provider that counts now, for who gives it so many seconds in each phase; None without one."""
     path = path_of(spec)
     verdict = None if path is None else _verdict(cache.read(path))
-    return verdict if verdict is not None and counts(verdict, time.time(), deadline) else None
+    return verdict if verdict is not None and counts(verdict, time.time(), deadlines) else None
 
 
 def _verdict(data: Any) -> Verdict | None:
@@ -161,7 +165,7 @@ def keep(spec: ProviderSpec, verdict: Verdict) -> str | None:
     if not kept_seconds(verdict):
         cache.remove(path)
         return None
-    data = dataclasses.asdict(verdict) | {"output": verdict.output[-KEPT_OUTPUT:], "kind": spec.kind}
+    data = dataclasses.asdict(verdict) | {"story": verdict.story[-KEPT_STORY:], "kind": spec.kind}
     if not cache.write(path, data):
         return None
     cache.bound(os.path.dirname(path), ".json", MOST)

@@ -13,9 +13,10 @@ import numpy as np
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.graph import Value
 from outrider.scheduler.nodearg import split_type
-from outrider.scheduler.options import invalid_option
+from outrider.scheduler.options import SessionOptions, invalid_option
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.steady import Signature
+from outrider.scheduler.watching import Watch
 
 TIMED = 5  # runs of each feed, of which the shortest counts
 LEARNINGS = 3  # times that a plan is made anew from what was measured
@@ -75,13 +76,18 @@ def _zeros(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.full(shape, "", dtype=object) if dtype == "string" else np.zeros(shape, numpy_dtype(dtype))
 
 
-def run_everywhere(runner: Runner, feeds: Iterable[Checked], defaults: Mapping[str, Any]) -> None:
+def run_everywhere(
+    runner: Runner, feeds: Iterable[Checked], defaults: Mapping[str, Any], options: SessionOptions
+) -> None:
     """Run each feed in every slot, those of all replicas at once. The caller has taken all slots.
 
-    Raises what a run raises.
+    `options`: its partition deadline holds. Raises what a run raises.
     """
     for feed, wanted, signature in feeds:
-        begun = [(slot, runner.begin(slot, feed, defaults, signature)) for slot in runner.slots.items]
+        begun = []
+        for slot in runner.slots.items:
+            watch = None if options.partition_deadline is None else Watch(None, options.partition_deadline)
+            begun.append((slot, runner.begin(slot, feed, defaults, signature, watch=watch)))
         for slot, run in begun:
             runner.finish(slot, run, wanted, signature)
 

@@ -18,19 +18,24 @@ from collections.abc import Iterator
 from outrider.providers.wire import messages
 from outrider.scheduler import lifecycle
 from outrider.scheduler.errors import WorkerDiedError
+from outrider.scheduler.muster import Muster
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.output import WorkerOutput
+from outrider.scheduler.restarts import Restarts
+from outrider.scheduler.story import Facts
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError
-from outrider.shm.progress import ProgressReader
+from outrider.shm.progress import NOTHING, Doing, ProgressReader
+from outrider.shm.stackfile import StackFile
 
 
 class Incarnation:
     """One process of a worker, from before it is started until after its death.
 
-    `ready` resolves when it has said Hello, or fails with ProviderUnavailableError. `killed`: why the coordinator ended
-    it, if it did.
+    `ready` resolves when it has said Hello, or fails with ProviderUnavailableError; `ended`
+    when it is gone and all were told. `killed`: why the coordinator ended
+    it, if it did, and `spared`: without blame. `facts` and `death`: once it has died without being asked to.
     """
 
     def __init__(self, worker: Worker, number: int) -> None:
@@ -39,14 +44,19 @@ class Incarnation:
         self.life = lifecycle.Lifecycle()
         self.hello: messages.Hello | None = None
         self.ready: concurrent.futures.Future[messages.Hello] = concurrent.futures.Future()
+        self.ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
         self.channel: DescriptorChannel | None = None
         self.output = WorkerOutput()
         self.output_fd = -1
         self.progress: ProgressReader | None = None
+        self.stacks: StackFile | None = None
         self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
         self.killed = ""
+        self.spared = False
+        self.muster = Muster()
+        self.facts: Facts | None = None  # of its end
         self.death: WorkerDiedError | None = None
         self._descriptor = 0
         self._channel_lock = threading.Lock()
@@ -65,6 +75,10 @@ class Incarnation:
     def pid(self) -> int:
         """Its process id, 0 before it has been started."""
         return 0 if self.process is None else self.process.pid
+
+    def doing(self) -> Doing:
+        """What it is doing, or was when it died."""
+        return NOTHING if self.progress is None else self.progress.read()
 
     def send_descriptors(self, fds: list[int]) -> list[int]:
         """Send duplicates; the ids that messages may name them by. Raises WorkerDiedError when it is gone."""
@@ -110,9 +124,11 @@ class Worker:
         self.threads = threads
         self.bell = Doorbell()  # the same one for every incarnation
         self.deaths = 0
+        self.restarts = Restarts()
         self.started = 0  # incarnations
         self.current = Incarnation(self, 0)
         self.current.life.state = "dead"
+        self.current.ended.set_result(None)
         self.spare: Incarnation | None = None
 
     def incarnations(self) -> Iterator[Incarnation]:
@@ -121,6 +137,10 @@ class Worker:
         spare = self.spare
         if spare is not None:
             yield spare
+
+    def patience(self, seconds: float) -> float | None:
+        """How long to wait for what should take it `seconds`: None, without end, while it is debugged."""
+        return None if self.spec.debug else seconds
 
     def next_incarnation(self) -> Incarnation:
         """A new one, which nobody knows yet."""

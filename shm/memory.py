@@ -8,6 +8,7 @@ costs three or four small reads of procfs.
 from __future__ import annotations
 
 import errno
+import resource
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from outrider.shm.errors import OutOfMemoryError
 
 # Left to the processes themselves: interpreters, stacks, the kernel's own tables for the pages asked for.
 RESERVE = 32 << 20
+
+_limit: int | None = None  # of this process, by `limit_to`
 
 # Names of (limit, usage, reclaimable line of memory.stat) in cgroup v2 and v1.
 _V2 = ("memory.max", "memory.current", b"inactive_file")
@@ -69,12 +72,30 @@ def memory_groups(membership: str, root: Path) -> list[MemoryGroup]:
     return groups
 
 
+def limit_to(nbytes: int) -> None:
+    """Bound this process, and what it starts, to `nbytes` of memory; at most once, before it has much.
+
+    The kernel refuses private memory beyond it (RLIMIT_DATA: heap, stacks and private mappings, counted when they are
+    asked for; files and shared memory are not). Shared memory is refused by `check`, which counts what the process has
+    touched of either. Raises OSError or ValueError where the system does not allow it.
+    """
+    global _limit
+    resource.setrlimit(resource.RLIMIT_DATA, (nbytes, nbytes))
+    _limit = nbytes
+
+
 def available_bytes() -> int:
-    """Bytes that may be populated now: the least of MemAvailable and what each memory cgroup leaves, less RESERVE."""
+    """Bytes that may be populated now: the least of MemAvailable and what each memory cgroup leaves, less RESERVE, and
+    what the limit of this process leaves, if it has one.
+    """
     least = _line(Path("/proc/meminfo"), b"MemAvailable:") << 10
     for group in _own_groups():
         least = group.available(least)
-    return max(0, least - RESERVE)
+    least -= RESERVE
+    if _limit is not None:
+        status = Path("/proc/self/status")
+        least = min(least, _limit - (_line(status, b"RssAnon:") + _line(status, b"RssShmem:") << 10))
+    return max(0, least)
 
 
 def check(value: str, asked: int) -> None:

@@ -23,15 +23,16 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int | None) -> None:
     """Have the kernel send SIGKILL to this process when the thread that started it ends.
 
     It works while native code holds the interpreter lock, which no thread of this process could. `parent` is the pid
-    that started it: raises ProcessLookupError if that one is gone already, for then no signal will come.
+    that started it: raises ProcessLookupError if that one is gone already, for then no signal will come. None: it is
+    not known, and not looked for.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-    if os.getppid() != parent:
+    if parent is not None and os.getppid() != parent:
         raise ProcessLookupError(f"the parent process {parent} is gone")

@@ -3,7 +3,7 @@
 A segment of one page per incarnation, made by the coordinator, written by the worker's main thread only:
 
     word 0   what: kind << 56 | session << 32 | slot << 24 | partition; 0 while it waits for work
-    word 1   step: the position of the unit within the partition (LOAD, RUN), the round (CLAIM)
+    word 1   step: the position of the unit within the partition (LOAD, RUN), the round (CLAIM); 0 between
     word 2-7 unused
 
 Order of writes: word 1 before word 0 where both change. The record outlives the process: it tells what a worker was
@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 from outrider.shm.segment import PAGE, Segment, create_segment
 
+IDLE = 0
 RUN = 1
 START = 2
 CLAIM = 3
 LOAD = 4
 STOP = 5
-PHASES = {0: "idle", RUN: "run", START: "start", CLAIM: "claim", LOAD: "load", STOP: "stop"}
+PHASES = {IDLE: "idle", RUN: "run", START: "start", CLAIM: "claim", LOAD: "load", STOP: "stop"}
 """Kind -> the word for it in errors and reports."""
 
 WHAT = 0
@@ -34,6 +35,11 @@ _PARTITIONS = 1 << 24
 def what(kind: int, session: int = 0, slot: int = 0, partition: int = 0) -> int:
     """Word 0. `session` and `partition` count modulo 2**24, `slot` is below 256."""
     return kind << 56 | (session % _PARTITIONS) << 32 | slot << 24 | partition % _PARTITIONS
+
+
+def same_session(shown: int, session: int) -> bool:
+    """Whether the session that a record shows is this one."""
+    return shown == session % _PARTITIONS
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,9 @@ class Doing:
     def phase(self) -> str:
         """'run', 'start', 'claim', 'load', 'stop' or 'idle'."""
         return PHASES.get(self.kind, "idle")
+
+
+NOTHING = Doing(0, 0, 0, 0, 0)
 
 
 def create_progress() -> int:
@@ -71,6 +80,7 @@ class ProgressWriter:
     def end(self) -> None:
         """Back to waiting for work."""
         self.words[WHAT] = 0
+        self.words[STEP] = 0
 
 
 class ProgressReader:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
+from outrider.scheduler import Fleet, InferenceSession, RunOptions, SessionOptions, errors
 from outrider.scheduler.asynchronous import AsyncRuns, Job
 from outrider.scheduler.slots import Slots
 from tests.builders import chain
@@ -253,9 +253,9 @@ def test_a_job_that_is_served_twice_runs_once(monkeypatch: pytest.MonkeyPatch) -
     """A signal may come when it has been served, and before it has left the queue."""
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
-    queue = AsyncRuns(Slots(["a slot"]))
+    queue = AsyncRuns(Slots(["a slot"]), lambda seconds, action: None)
     for number in range(3):
-        job = Job(queue, lambda hold, number=number: [number], None, None)
+        job = Job(queue, lambda hold, watch, number=number: [number], None, None, RunOptions(), SessionOptions())
         queue.submit(job)
         assert job.future.result() == [number]
         job.served()

@@ -42,11 +42,13 @@ def test_each_segment_has_one_writer_and_results_two() -> None:
         coordinator: {"rw"}, first: {"r"}, second: {"r"}, first_results: {"rw"}, second_results: {"rw"},
     }  # fmt: skip
     # Where a model input may lie is mapped by those who read model inputs: here, the first.
+    assert ours["outrider-progress"] == {"r"}
     expected = [
         {coordinator: "r", first: "rw", second: "r", first_results: "rw", second_results: "r", "outrider-user": "r"},
         {coordinator: "r", first: "r", second: "rw", second_results: "rw"},
     ]
     for mine, allowed in zip(theirs, expected, strict=True):
+        assert mine.pop("outrider-progress") == {"rw"}  # its own
         shown = {name: ways for name, ways in mine.items() if name in ours}
         assert set(shown) - set(allowed) <= {name for name in shown if "weights" in name}
         for name, way in allowed.items():

@@ -127,6 +127,7 @@ class Boards:
         self.lane = Lane(partition, 0, [])
         self.released = memoryview(bytearray(8 * 8)).cast("Q")
         self.pool = PoolWriter(self._segment(), self.released, 0, 8, memory=1)
+        self.doing = memoryview(bytearray(8 * 8)).cast("Q")
 
     @staticmethod
     def _segment() -> Segment:
@@ -186,7 +187,7 @@ def test_what_was_done_for_each_combination_of_layouts_is_repeated() -> None:
         assert lane.ready() == run
         steady = boards.kept()
         assert steady is not None
-        steady.repeat(run, lambda: False)
+        steady.repeat(run, lambda: False, boards.doing)
         assert done[counts].pop() == sum(counts)
         assert run_of(boards.outputs.words[boards.outputs.index(0, 0)]) == run
         assert run_of(boards.outputs.words[boards.outputs.index(1, 0)]) == run
@@ -241,7 +242,7 @@ def test_results_in_the_output_pool_are_repeated_into_the_blocks_that_are_free()
             assert steady is None
             continue
         assert steady is not None
-        steady.repeat(run, lambda: False)
+        steady.repeat(run, lambda: False, boards.doing)
         assert done[blocks[held]].pop() == 10
         assert not pool.is_free(*blocks[held])
         assert boards.kept() is None

@@ -118,7 +118,7 @@ def test_what_the_contract_promises_is_there() -> None:
             "runs", "copies", "copied_bytes", "allocated_bytes", "reference_nodes", "partitions",
         }  # fmt: skip
         assert session.health() == {
-            own("Witness") + ":2": {"state": "ready", "incarnation": 1, "deaths": 0, "quarantined": False}
+            own("Witness") + ":2": {"state": "ready", "incarnation": 1, "deaths": 0, "quarantined": []}
         }
         (arg,) = session.get_inputs()
         assert (arg.name, arg.type, arg.shape, arg.dtype) == ("x", "tensor(float)", ["N", 1, 3], "float32")
@@ -225,8 +225,8 @@ def test_what_a_provider_printed_before_it_died_is_in_the_error(monkeypatch: pyt
     ):
         session.run(None, {"x": X})
     first, *output = str(caught.value).splitlines()
-    assert first.endswith("It owed partition 0 (n0). Its last output:")
-    assert output == ["the cache is poisoned"]
+    assert first.endswith("died while it ran partition 0 (n0): it was ended by SIGKILL.")
+    assert output == ["Its last output:", "the cache is poisoned"]
 
 
 def test_a_provider_without_claim_is_told_so() -> None:

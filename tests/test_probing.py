@@ -99,9 +99,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     return Place(tmp_path)
 
 
-def refused(spec: ProviderSpec, start_deadline: float = 30.0) -> errors.ProviderUnavailableError:
+def refused(spec: ProviderSpec, claim_deadline: float = 60.0) -> errors.ProviderUnavailableError:
     with pytest.raises(errors.ProviderUnavailableError) as caught:
-        Fleet._of([spec], start_deadline, None)
+        Fleet._of([spec], SessionOptions(claim_deadline=claim_deadline), None)
     return caught.value
 
 
@@ -172,13 +172,14 @@ def test_what_may_pass_is_not_remembered(place: Place) -> None:
 
 
 def test_who_is_late_is_ended_and_asked_again_by_who_waits_longer(place: Place) -> None:
-    spec, options = place.spec(claim="hang"), SessionOptions(start_deadline=1.0)
-    with pytest.raises(errors.ProviderUnavailableError, match="did not (start|answer what it claims) within 1 s"):
+    spec, options = place.spec(claim="hang"), SessionOptions(claim_deadline=0.5)
+    with pytest.raises(errors.ProviderUnavailableError, match="did not answer what it claims within 0.5 s"):
         InferenceSession(chain("Relu"), providers=[spec], options=options)
-    place.noted()
-    assert "within 1 s" in str(refused(spec, start_deadline=1.0).reason)
+    assert place.noted() == ["start", "claim"]
+    assert "within 0.5 s" in str(refused(spec, claim_deadline=0.5).reason)
     assert place.noted() == [] and worker_pids() == []
-    assert verdicts.find(spec, 1.1) is None
+    assert verdicts.find(spec, {"start": 30, "claim": 0.4}) is not None
+    assert verdicts.find(spec, {"start": 30, "claim": 0.6}) is None
 
 
 def test_probing_can_be_turned_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +210,9 @@ def test_a_damaged_verdict_counts_as_none(place: Place) -> None:
     whole = file.read_text()
     for damaged in ("", whole[:-3], "[]", "{}", whole.replace('"cause": ""', '"cause": 7'), "[" * 100_000):
         file.write_text(damaged)
-        assert verdicts.find(place.spec(), 30) is None
+        assert verdicts.find(place.spec(), {}) is None
     file.write_text(whole)
-    found = verdicts.find(place.spec(), 30)
+    found = verdicts.find(place.spec(), {})
     assert found is not None and found.good
 
 
@@ -257,7 +258,7 @@ def test_the_doctor_tells_how_a_provider_fails(place: Place, capsys: pytest.Capt
     entry, log = place.entry()[0], f"--option=log={place.log}"
     for fault, deadline, words in (
         ("claim=crash", 30, ("FAILS", "SIGABRT while it was asked what it claims", "my last words", "not fit for use")),
-        ("start=crash", 30, ("FAILS", "SIGSEGV", "not fit for use")),
+        ("start=crash", 30, ("FAILS", "SIGSEGV", "in setup", "not fit for use")),
         ("start=raise", 30, ("FAILS", "no device of mine is here")),
         ("claim=raise", 30, ("FAILS", "ZeroDivisionError: claim went wrong")),
         ("claim=hang", 1, ("FAILS", "within 1 s", "not fit for use")),
@@ -287,6 +288,10 @@ def test_the_doctor_asks_about_a_model(place: Place, tmp_path: Path, capsys: pyt
     assert code == 0 and "3 of 3 nodes" in out and "Neg, Relu 2" in out
     code, out, _ = doctor(capsys, place.entry()[0], f"--option=log={place.log}", "--model", str(path))
     assert code == 0 and "2 of 3 nodes" in out and "not claimed: Neg" in out
+    log = (f"--option=log={place.log}", "--option=claim=crash")
+    code, out, _ = doctor(capsys, place.entry()[0], *log, "--model", str(path), "--json")
+    told = json.loads(out)  # it may do for other models
+    assert code == 3 and told["failure"]["signal"] == "SIGABRT" and told["kept"] is None
 
 
 @fast
@@ -314,7 +319,7 @@ def test_options_of_the_command_line() -> None:
         (Verdict(), math.inf),
         (CRASH, 86400),
         (dataclasses.replace(CRASH, signal=None, exit_code=1), 86400),
-        (dataclasses.replace(CRASH, output="what():  std::bad_alloc"), 600),
+        (dataclasses.replace(CRASH, story="what():  std::bad_alloc"), 600),
         (dataclasses.replace(CRASH, signal="SIGKILL", exit_code=-9), 0),
         (Verdict("late", "start", deadline=30), 600),
         (Verdict("raised", "start"), 0),
@@ -326,10 +331,10 @@ def test_how_long_a_verdict_is_kept(verdict: Verdict, seconds: float) -> None:
 
 @fast
 def test_when_a_verdict_counts() -> None:
-    assert [counts(CRASH, now, 30) for now in (999, 1000, 87399, 87400)] == [False, True, True, False]
+    assert [counts(CRASH, now, {"claim": 31}) for now in (999, 1000, 87399, 87400)] == [False, True, True, False]
     late = Verdict("late", "start", deadline=30, when=1000.0)
-    assert [counts(late, 1001, deadline) for deadline in (1, 30, 31)] == [True, True, False]
-    assert counts(Verdict(when=1000.0), 1e12, 30)
+    assert [counts(late, 1001, {"start": deadline, "claim": 99}) for deadline in (1, 30, 31)] == [True, True, False]
+    assert counts(Verdict(when=1000.0), 1e12, {})
 
 
 @fast
@@ -340,7 +345,7 @@ def test_a_verdict_is_found_by_all_that_it_depends_on(place: Place, monkeypatch:
     for change in (
         {"options": {"log": log, "a": 1}}, {"options": {"log": log, "a": "1"}}, {"options": {"log": log, "a": b"1"}},
         {"options": {"log": log, "a": [1]}}, {"options": {"log": log, "a": {}}}, {"env": {"A": "1"}}, {"threads": 3},
-        {"kind": spec.kind + ":1"},
+        {"kind": spec.kind + ":1"}, {"memory_limit": 1 << 30}, {"nice": 1}, {"cpus": [0]}, {"wrap": ["env"]},
     ):  # fmt: skip
         known.append(verdicts.path_of(dataclasses.replace(spec, **change)))
     monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere/else")
@@ -354,9 +359,9 @@ def test_a_verdict_is_found_by_all_that_it_depends_on(place: Place, monkeypatch:
 @fast
 def test_options_and_environment_are_not_written(place: Place) -> None:
     spec = dataclasses.replace(place.spec(token="secret-1"), env={"PASSWORD": "secret-2"})
-    file = verdicts.keep(spec, dataclasses.replace(CRASH, output="x" * 5000))
+    file = verdicts.keep(spec, dataclasses.replace(CRASH, story="x" * 9000))
     assert file is not None and "secret" not in Path(file).read_text()
-    assert os.stat(file).st_mode & 0o077 == 0 and os.stat(file).st_size < 4000
+    assert os.stat(file).st_mode & 0o077 == 0 and os.stat(file).st_size < 6000
 
 
 @fast
@@ -407,5 +412,6 @@ def test_a_module_is_found_without_importing_it_or_its_packages(
 
 
 @fast
-def test_providers_of_this_package_are_not_probed() -> None:
+def test_providers_of_this_package_and_debugged_ones_are_not_probed() -> None:
     assert [probed(ProviderSpec(kind)) for kind in ("cpu", "null", "cpu:1", "a.b:C", "a.b:C:1")] == [0, 0, 0, 1, 1]
+    assert not probed(ProviderSpec("a.b:C", debug=True))

@@ -71,6 +71,31 @@ def test_to_dict_is_the_documented_format():
     assert got["providers"][2] == {"name": "null", "state": "absent", "nodes": 0, "weight_bytes": 0}
 
 
+def test_what_is_wrong_with_a_provider_is_told():
+    report = PlacementReport(
+        providers=[
+            PlacedProvider("a", "back-off", 1, seconds=2.2),
+            PlacedProvider("b", "open", 0, 0, "n1 runs elsewhere", 59.5, (("n1", "n2"), ("n9",))),
+            PlacedProvider("c", "failed", reason="no device"),
+        ]
+    )
+    assert [line.split("  ")[-1] for line in str(report).splitlines()[1:]] == [
+        "back-off (3 s): 1 node, weights 0 B",
+        "open (60 s), quarantined: n1, n2; n9: got nothing, since n1 runs elsewhere",
+        "failed (no device): got nothing",
+    ]
+    assert report.to_dict()["providers"][1:] == [
+        {
+            "name": "b", "state": "open", "nodes": 0, "weight_bytes": 0, "seconds": 59.5,
+            "quarantined": [["n1", "n2"], ["n9"]],
+        },
+        {"name": "c", "state": "failed", "nodes": 0, "weight_bytes": 0},
+    ]  # fmt: skip
+    page = report.to_html()
+    for words in ("back-off (3 s)", "open (60 s), quarantined: n1, n2; n9: n1 runs elsewhere", "failed (no device)"):
+        assert words in page
+
+
 def test_declines_are_grouped_in_a_fixed_order():
     groups = group_declines(REFUSALS)
     assert [(one.domain, one.op, one.provider, one.reason, one.count) for one in groups] == [

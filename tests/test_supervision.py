@@ -53,7 +53,7 @@ def test_a_provider_that_ends_its_process_in_a_run(how: str, name: str | None, c
             assert (error.signal, error.exit_code, error.incarnation) == (name, code, incarnation)
             assert (error.provider, error.partition, error.nodes) == (f"{OWN}:Wrong", 0, ["n0"])
         assert session.health()[f"{OWN}:Wrong"]["deaths"] == 2
-        assert session.health()["cpu"] == {"state": "ready", "incarnation": 1, "deaths": 0, "quarantined": False}
+        assert session.health()["cpu"] == {"state": "ready", "incarnation": 1, "deaths": 0, "quarantined": []}
 
 
 def _right_again(session: InferenceSession, expected: np.ndarray) -> None:

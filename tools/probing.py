@@ -13,15 +13,26 @@ import json
 import textwrap
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from outrider.scheduler.errors import OutriderError
-from outrider.scheduler.options import ProviderSpec, invalid_option
+from outrider.scheduler.errors import OutriderError, WorkerDiedError
+from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
 from outrider.tools.opening import model_path, parse_pairs, progress
 from outrider.tools.text import milliseconds, plain, visible
 
+if TYPE_CHECKING:  # doctor may be asked which packages are missing
+    from onnx import ModelProto
+
+    from outrider.providers.wire import messages
+    from outrider.providers.wire.graph import Graph
+    from outrider.scheduler import Fleet
+    from outrider.scheduler.model import LoadedModel
+    from outrider.scheduler.verdicts import Verdict
+    from outrider.scheduler.worker import Worker
+
 FAILED = 3
-DEADLINE = 30.0  # seconds, to start and to answer
+DEADLINE = 60.0  # seconds, to start and to answer
 _BUILT_IN_SET = "the built-in set"
 
 
@@ -71,7 +82,7 @@ def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str,
     """What a probe of this provider sees, as plain data. `path`: of a model to ask about; `deadline`: in seconds.
 
     {provider, ok, failure, start_seconds, versions, attributes, claims, kept}. `failure`: {cause, phase, reason,
-    signal, exit_code, output} or None; `claims`: {asked, nodes, claimed, reference, operators, declines, error,
+    signal, exit_code, story} or None; `claims`: {asked, nodes, claimed, reference, operators, declines, error,
     seconds} or None; `kept`: the file of the verdict. Raises the errors of models, before anything is started.
     """
     from outrider.scheduler import Fleet, verdicts
@@ -83,7 +94,8 @@ def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str,
     document["claims"] = None
     start = time.perf_counter()
     try:
-        with Fleet._of([dataclasses.replace(spec, required=False)], deadline, None, probe=False) as fleet:
+        options = SessionOptions(start_deadline=deadline)
+        with Fleet._of([dataclasses.replace(spec, required=False)], options, None, probe=False) as fleet:
             (worker,) = fleet.monitor.workers
             seconds, hello = time.perf_counter() - start, worker.hello
             if hello is None:
@@ -101,29 +113,38 @@ def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str,
     claims = document["claims"]
     document["ok"] = claims is not None and claims["error"] is None
     if not verdict.good:
-        told = ("cause", "phase", "reason", "signal", "exit_code", "output")
+        told = ("cause", "phase", "reason", "signal", "exit_code", "story")
         document["failure"] = {name: getattr(verdict, name) for name in told}
-    document["kept"] = verdicts.keep(spec, verdict)
+    over_the_model = path is not None and verdict.phase == "claim"  # it may do for other models
+    document["kept"] = None if over_the_model else verdicts.keep(spec, verdict)
     return document
 
 
-def _claims(fleet: Any, worker: Any, loaded: Any, path: str | None, deadline: float) -> tuple[Any, Any]:
+def _claims(
+    fleet: Fleet, worker: Worker, loaded: LoadedModel, path: str | None, deadline: float
+) -> tuple[Verdict, dict[str, Any] | None]:
     """Ask what the provider claims; the verdict, and the answer as plain data, None if there is none."""
     from outrider.providers.wire import messages
     from outrider.providers.wire.pack import pack_graph
-    from outrider.scheduler.deploy import Deployer
     from outrider.scheduler.placement import left_over
-    from outrider.scheduler.probing import claim_verdict
+    from outrider.scheduler.probing import claim_verdict, death_verdict
+    from outrider.scheduler.verdicts import Verdict
 
     graph = loaded.graph
     shown = [graph] if path is not None else [left_over(graph, [i]) for i in range(len(graph.nodes))]
     session = fleet.next_session()
-    weights = Deployer(fleet, session, loaded.store.seal(), [], deadline).weights_for(worker)
+    weights: dict[int, int] = {}
+    try:
+        for segment, descriptor in loaded.store.seal().items():
+            (weights[segment],) = worker.current.send_descriptors([descriptor])
+    except WorkerDiedError as error:
+        return death_verdict(worker, error, deadline), None
     asked: list[concurrent.futures.Future[messages.Claims]] = []
     start = time.perf_counter()
     for number, one in enumerate(shown, 1):
         message = messages.Claim(session, number, pack_graph(one), weights)
         asked.append(fleet.monitor.request(worker, message, ("Claims", session, number)))
+    verdict = Verdict()
     for future in asked:
         verdict = claim_verdict(worker, future, start + deadline - time.perf_counter(), deadline)
         if not verdict.good:
@@ -133,7 +154,14 @@ def _claims(fleet: Any, worker: Any, loaded: Any, path: str | None, deadline: fl
     return verdict, _answered(worker, graph, path, shown, answers, time.perf_counter() - start)
 
 
-def _answered(worker: Any, graph: Any, path: str | None, shown: Any, answers: Any, seconds: float) -> dict[str, Any]:
+def _answered(
+    worker: Worker,
+    graph: Graph,
+    path: str | None,
+    shown: Sequence[Graph],
+    answers: Sequence[messages.Claims],
+    seconds: float,
+) -> dict[str, Any]:
     """What the provider said, checked as a session would."""
     from outrider.scheduler.placement import Answers
     from outrider.scheduler.report import Refusal, group_declines
@@ -178,8 +206,7 @@ def _text(document: dict[str, Any]) -> list[str]:
     failure, claims = document["failure"], document["claims"]
     if failure is not None:
         lines += _row("FAILS", failure["reason"])
-        output = failure["output"].strip()
-        lines += ["its last output:", *(f"  {line}" for line in output.splitlines())] if output else []
+        lines += failure["story"].splitlines()
     elif claims is not None:
         lines += _claims_text(claims)
     if document["kept"] is not None:
@@ -219,7 +246,7 @@ def _row(title: str, text: str) -> list[str]:
     )  # fmt: skip
 
 
-def common_operators() -> Any:
+def common_operators() -> ModelProto:
     """A ModelProto with one node of each of some common operators, with the shapes and constants they usually have.
 
     The nodes are named after their operators and share nothing.

@@ -217,10 +217,7 @@ def _times(seconds: Sequence[float]) -> dict[str, Any]:
 def _text(facts: Mapping[str, Any], comparing: bool, saved: str | None, traced: str | None) -> list[str]:
     report: PlacementReport = facts["placement"]
     lines = [report.summary()]
-    rows = [
-        [one.name, f"{one.state}: {one.reason}" if one.reason else one.state, str(one.nodes), f"{one.weight_bytes:,}"]
-        for one in report.providers
-    ]
+    rows = [[one.name, one.story, str(one.nodes), f"{one.weight_bytes:,}"] for one in report.providers]
     lines += table(["worker", "state", "nodes", "weight bytes"], rows)
     served = report.reference_nodes
     if served:

@@ -23,9 +23,9 @@ from outrider.providers.cpu.modes import immediate
 from outrider.providers.cpu.records import BOUND, Record
 from outrider.providers.wire.failures import fail
 
-# Steps between two looks whether the run was cancelled. A look takes 0.2 us, which the smallest steps take too, and those
-# of a program with so many bytes of scratch memory ten times as long, or a million.
-GROUP, LARGE_GROUP, LARGE = 32, 8, 1 << 20
+# Bytes of scratch memory of a program -> steps between two looks whether the run was cancelled. A look takes 0.2 us, as
+# the smallest steps do; those of large programs take ten times as long, or a million.
+GROUPS = ((1 << 22, 1), (1 << 18, 8), (0, 32))
 
 
 class LateOp(Protocol):
@@ -94,7 +94,7 @@ class Binding:
         self.placed = placed
         self.late = [record.late for record in records if record.late is not None]
         self._ending = ending
-        self._group = LARGE_GROUP if plan.region.high >= LARGE else GROUP
+        self._group = next(steps for nbytes, steps in GROUPS if plan.region.high >= nbytes)
         self.steps = self._line()
         self.results = tuple(LATE_ITEM if n == ABSENT else self.item(n) for n in block.results)
         self._releases = self._last_readers()

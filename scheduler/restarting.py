@@ -1,0 +1,33 @@
+"""`InferenceSession.restart`: a provider begins anew, as if it had never failed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from outrider.scheduler import recovery
+from outrider.scheduler.fleet import Fleet
+from outrider.scheduler.replica import Replica
+from outrider.scheduler.runner import Runner
+from outrider.scheduler.supervisor import Supervisor
+
+
+def restart(provider: str, runner: Runner, supervisors: Mapping[Replica, Supervisor], fleet: Fleet) -> None:
+    """With no run in flight, end the provider's worker, start the next one, and place what it can serve.
+
+    Other sessions on the fleet go on as after any death, for which nobody is blamed. Raises ProviderUnavailableError
+    and the errors of planning.
+    """
+    runner.slots.take_all()
+    try:
+        with contextlib.ExitStack() as planning:
+            for supervisor in supervisors.values():
+                planning.enter_context(supervisor.planning)
+            worker = fleet.restart(provider)
+            for replica, supervisor in supervisors.items():
+                if worker in replica.placer.workers:
+                    replica.placer.forgive(worker)
+                    away = supervisor.place()
+                    supervisor.tell(recovery.Moved(frozenset(one.index + 1 for one in away)))
+    finally:
+        runner.slots.give_all()
