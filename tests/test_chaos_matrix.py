@@ -17,7 +17,7 @@ import pytest
 
 from outrider.providers.chaos.options import FAULTS
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions
-from outrider.scheduler.errors import OutriderError, ProviderUnavailableError, WorkerDiedError
+from outrider.scheduler.errors import OutOfMemoryError, OutriderError, ProviderUnavailableError, WorkerDiedError
 from tests.builders import model, node, tensor
 
 TABLE = Path(__file__).with_name("chaos_matrix.md")
@@ -269,9 +269,8 @@ def told(error: OutriderError) -> str:
             words.append(f"partition {error.partition}")
     elif isinstance(error, ProviderUnavailableError):
         words += re.findall(r"SIG[A-Z]+|(?<=exited with code )\d+", error.reason)
-    provider = error.fields().get("provider")
-    if provider != "chaos":
-        words.append(f"of {provider}")
+    if not isinstance(error, OutOfMemoryError) and error.fields().get("provider") != "chaos":
+        words.append(f"of {error.fields().get('provider')}")
     return " ".join(words)
 
 
