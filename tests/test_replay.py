@@ -1,4 +1,4 @@
-"""A worker dies in a run, and the run's answer is right all the same: what its successor does, and what it leaves alone."""
+"""A worker dies in a run, and the answer is right all the same: what its successor does, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ def test_the_story_of_a_run_that_killed_two_incarnations() -> None:
 
 
 def test_an_unknown_provider_cannot_be_restarted() -> None:
-    with InferenceSession(chain("Relu"), providers=["null"]) as session:
-        with pytest.raises(errors.ProviderUnavailableError, match="no provider 'cuda:0'"):
-            session.restart("cuda:0")
+    session = InferenceSession(chain("Relu"), providers=["null"])
+    with session, pytest.raises(errors.ProviderUnavailableError, match="no provider 'cuda:0'"):
+        session.restart("cuda:0")
 
 
 def random_model() -> bytes:
