@@ -229,7 +229,7 @@ class Supervisor:
             return recovery.Lost(board, 0.0)  # another session's death has brought one more
         try:
             refused = [] if self.deployer.holds(generation, one) else self.deployer.load_again(generation, board, one)
-        except (WorkerDiedError, ProviderUnavailableError) as error:
+        except OutriderError as error:
             return self._lost(board, error)
         finally:
             one.muster.arrive(self.deployer.session)
@@ -421,7 +421,10 @@ class Supervisor:
                 if refused:
                     log.warning("a spare of worker %s refuses what it should load: %s", worker.name, refused[0][2])
         except (WorkerDiedError, ProviderUnavailableError) as error:
-            log.warning("there is no spare of worker %s: %s", worker.name, error)
+            log.warning("there is no spare of worker %s: %s", worker.name, str(error))
+            if isinstance(error, ProviderUnavailableError):  # a death is told of by the monitor
+                worker.spare_deaths += 1
+                self._on_spare_lost(worker)
 
 
 def _first_line(one: Incarnation) -> str:
