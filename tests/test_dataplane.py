@@ -105,12 +105,12 @@ def _interrupted(patch: pytest.MonkeyPatch, kind: type, method: str, call: int) 
     """Raise KeyboardInterrupt in the main thread's call of that number."""
     original, count = getattr(kind, method), [0]
 
-    def wrapped(self: Any, *args: Any) -> Any:
+    def wrapped(self: Any, *args: Any, **named: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
             count[0] += 1
             if count[0] == call:
                 raise KeyboardInterrupt
-        return original(self, *args)
+        return original(self, *args, **named)
 
     patch.setattr(kind, method, wrapped)
 
@@ -152,22 +152,33 @@ def test_an_interrupted_take_all_takes_nothing() -> None:
 
 
 # Ends that meet ------------------------------------------------------------------------------------------------------
-def test_a_death_between_load_and_first_run_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    install, left = Replica.install, [3]
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_death_between_load_and_first_run_is_not_forgotten(monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
+    """Of the worker that a session began with, and of its successor."""
+    left = [deaths]
 
-    def killed_before(self: Replica, blueprint: Any, generation: Any) -> None:
-        if left[0]:
-            left[0] -= 1
-            for side in generation.sides.values():
-                os.kill(side.worker.pid, signal.SIGKILL)
-                _until(lambda worker=side.worker: worker.life.state == "dead")
-        install(self, blueprint, generation)
+    def killed_before(method: Any, of: Any) -> Any:
+        def wrapped(self: Replica, *args: Any) -> None:
+            if left[0]:
+                left[0] -= 1
+                one = of(args)
+                os.kill(one.pid, signal.SIGKILL)
+                _until(lambda: one.life.state == "dead")
+            method(self, *args)
 
-    monkeypatch.setattr(Replica, "install", killed_before)
-    with InferenceSession(chain("Relu")) as session:  # the first dies so, and two that the next run starts
-        with pytest.raises(errors.WorkerDiedError):
-            session.run(None, {"x": X})
+        return wrapped
+
+    install = killed_before(Replica.install, lambda args: args[1].sides[1].serving)
+    monkeypatch.setattr(Replica, "install", install)
+    monkeypatch.setattr(Replica, "about_to_serve", killed_before(Replica.about_to_serve, lambda args: args[1]))
+    with InferenceSession(chain("Relu")) as session:
+        if deaths == 2:
+            with pytest.raises(errors.ProviderUnavailableError, match="cpu may not be used now.*died 2 times in a row"):
+                session.run(None, {"x": X})
+            session.restart("cpu")
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], X)
+        health = session.health()["cpu"]
+        assert health == {"state": "ready", "incarnation": deaths + 1, "deaths": deaths, "quarantined": []}
 
 
 def _in_thread(action: Any) -> tuple[threading.Thread, list[BaseException]]:
