@@ -276,7 +276,7 @@ class Supervisor:
             away = self.place()
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
-            log.warning("a session cannot be placed anew: %s", error)
+            log.warning("a session cannot be placed anew: %s", str(error))
             return recovery.Stuck(self._soonest())
         finally:
             self._slots.give_all()
@@ -416,7 +416,7 @@ class Supervisor:
                 if refused:
                     log.warning("a spare of worker %s refuses what it should load: %s", worker.name, refused[0][2])
         except (WorkerDiedError, ProviderUnavailableError) as error:
-            log.warning("there is no spare of worker %s: %s", worker.name, error)
+            log.warning("there is no spare of worker %s: %s", worker.name, str(error))
 
 
 def _first_line(one: Incarnation) -> str:
