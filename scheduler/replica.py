@@ -220,13 +220,17 @@ class Replica:
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; everybody was told by `on_dying`."""
         generation = self.generation
-        if generation is not None:
-            for board, side in generation.sides.items():
-                if side.serving is one:
+        if generation is None:
+            return
+        for board, side in generation.sides.items():
+            with self._lock:  # whoever has it serve looks too, as it may have died before
+                fresh = side.serving is one and board not in self.stalled
+                if fresh:
                     self.stalled.add(board)
-                    self.supervise(self, generation.number, one)
-                    if self.ended:
-                        self.wake()  # what waits for it does so in vain
+            if fresh:
+                self.supervise(self, generation.number, one)
+                if self.ended:
+                    self.wake()  # what waits for it does so in vain
 
     def on_spare_lost(self, worker: Worker) -> None:
         """The spare of a worker died."""
@@ -267,6 +271,8 @@ class Replica:
         self._baselines[board] = self._done_words(generation, board)
         self.stalled.discard(board)
         generation.sides[board].serving = one
+        if one.death is not None:
+            self.on_death(one)
 
     def serves_again(self) -> None:
         """A board has a worker again."""
@@ -349,21 +355,20 @@ class Replica:
         generation, outage = self.generation, self.outage
         if not (self.moving or outage is not None) or generation is None:
             return
-        death: OutriderError | None = None
+        told = self.attempts.get(run)  # deaths while it was running
         if run:
             assert slot is not None
             waits = [board for board in self.stalled if generation.owed(board, slot.index, run)]
             if not waits:
                 return
-            told = self.attempts.get(run)
             death = told[-1] if told else generation.sides[waits[0]].serving.death
             if generation.random and death is not None:
                 raise same_again(death)
         if outage is not None and (math.isinf(outage.until) or time.monotonic() < outage.until):
-            if run in self.attempts and death is not None:  # it was running
-                raise same_again(death)
+            if told:  # it was running
+                raise same_again(told[-1])
             raise outage.error() from outage.cause
-        raise RunAgain(death)
+        raise RunAgain(told[-1] if told else None)
 
     def dismiss(self, run: int) -> None:
         """A run whose caller had left has come to its end."""
