@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire import messages
+from outrider.scheduler import counters
 from outrider.scheduler.cores import thread_share, usable_cores
 from outrider.scheduler.errors import (
     ForkedSessionError,
@@ -129,7 +130,7 @@ class Fleet:
         return not self._finalizer.alive
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}; `health.told` has the rest."""
+        """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare`: the state of its spare."""
         found: dict[str, dict[str, Any]] = {}
         now = time.monotonic()
         for worker in self._monitor.workers:
@@ -300,7 +301,7 @@ class Fleet:
         number = next(self._numbers)
         future = self._monitor.request(worker, messages.StatsRequest(number), ("Stats", number))
         try:
-            data: dict[str, Any] = future.result(STATS_SECONDS).data
+            data = counters.checked(future.result(STATS_SECONDS).data)
         except (TimeoutError, OutriderError) as error:
             log.warning("worker %s tells no counters: %s", worker.name, error or f"busy for {STATS_SECONDS:g} s")
             return {}

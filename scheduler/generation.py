@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outrider.providers.wire import messages
+from outrider.providers.wire.declared import Declarations
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.scheduler.inplace import Reach
 from outrider.scheduler.numbering import Blueprint, Numbering
@@ -45,6 +46,7 @@ class WorkerSide:
     worker: Worker
     serving: Incarnation
     reader: BoardReader
+    declared: Declarations  # of its edges
     pool: Segment
     leases: Leases
     arrays: UserMemory  # the caller's half of the pool
@@ -90,6 +92,7 @@ class Generation:
     leases: tuple[Leases, ...]  # of all output pools
     random: frozenset[int] = frozenset()  # partitions that do not give the same twice
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
+    spoilt: set[int] = field(default_factory=set)  # boards on which a worker wrote what cannot be
 
     def close(self) -> None:
         """No worker will be given its segments any more. Idempotent."""

@@ -13,7 +13,6 @@ import fnmatch
 import functools
 import hashlib
 import logging
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,7 @@ from outrider.providers.wire.pack import pack_graph
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning, story
+from outrider.scheduler.claims import checked
 from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.costs import Costs, estimate, measured
 from outrider.scheduler.crossings import measured_crossing
@@ -32,13 +32,12 @@ from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.dumps import end_late
 from outrider.scheduler.errors import (
     ClaimBrokenError,
-    ClaimError,
     PinDeclinedError,
     ProviderUnavailableError,
     UnsupportedOpError,
     WorkerDiedError,
 )
-from outrider.scheduler.failures import KINDS
+from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.numbering import Blueprint
@@ -66,30 +65,14 @@ class Answers:
 
     def add(self, provider: int, name: str, graph: Graph, answer: messages.Claims) -> None:
         """Note one provider's answer about `graph`. Raises ClaimError for what it may not say."""
-        shown = {node.index: node.name for node in graph.nodes}
-        again = set(shown.values())
+        offered, declined = checked(name, graph, answer)
+        again = {node.name for node in graph.nodes}
         # What is shown again lies in no claim that stands: an earlier claim on it has lapsed.
         self.claims = [one for one in self.claims if one[0] != provider or again.isdisjoint(one[1])]
-        for claim in answer.claims:
-            nodes = claim.get("nodes")
-            if not isinstance(nodes, list) or not nodes or any(index not in shown for index in nodes):
-                reason = "an empty claim" if nodes == [] else "a claim for nodes that were not shown"
-                raise ClaimError(f"provider {name} made {reason}", provider=name, reason=reason)
-            names = tuple(shown[index] for index in nodes)
-            reference = bool(claim.get("reference"))
-            cost = claim.get("cost")
-            if cost is not None and not (isinstance(cost, float) and 0 <= cost < math.inf):
-                reason = f"a claim whose cost is {cost!r}, no number of seconds"
-                raise ClaimError(f"provider {name} made {reason}", provider=name, reason=reason)
-            self.claims.append((provider, names, cost))
-            self._claimed.update(dict.fromkeys(((provider, one) for one in names), reference))
-        for decline in answer.declines:
-            index = decline.get("node")
-            if index not in shown:
-                raise ClaimError(
-                    f"provider {name} declined a node that was not shown", provider=name, reason="unknown node"
-                )
-            self.declines[provider, shown[index]] = str(decline.get("reason"))
+        for nodes, reference, cost in offered:
+            self.claims.append((provider, nodes, cost))
+            self._claimed.update(dict.fromkeys(((provider, one) for one in nodes), reference))
+        self.declines.update(((provider, one), reason) for one, reason in declined.items())
 
     def forgive(self, provider: int) -> None:
         """Somebody asked for a restart: what the provider could not compile may be tried again."""
@@ -328,10 +311,6 @@ class Placer:
         `refused`: (partition, unit, reason, traceback), as a deployment reports them.
         """
         for partition, unit, reason, traceback in refused:
-            if partition < 0:
-                raise ProviderUnavailableError(
-                    f"a worker could not load its part of the model: {reason}", reason=reason
-                )
             placed = blueprint.plan.partitions[partition]
             nodes = [self.graph.nodes[i].name for i in blueprint.plan.units[placed.units[unit]].nodes]
             worker = self.workers[placed.provider].name
@@ -439,7 +418,7 @@ class Placer:
     def _claim_failed(self, worker: Worker, plain: dict[str, Any]) -> Exception:
         known = error_from_plain(plain, KINDS)
         if known is not None:
-            return known
+            return under_name(known, worker.name)
         reason = f"claim() raised {plain.get('type')}: {plain.get('message')}"
         return ClaimBrokenError(
             f"provider {worker.name}: {reason}",

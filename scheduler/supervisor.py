@@ -22,6 +22,7 @@ from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler import recovery, story
 from outrider.scheduler.errors import OutriderError, SessionClosedError, WorkerDiedError
+from outrider.scheduler.evidence import set_right
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.replica import Outage, Replica, Slot
@@ -58,6 +59,7 @@ class Supervisor:
         self.planning = threading.RLock()
         """Held by who plans and loads: the supervisor, or a session that is made or learns."""
         replica.supervise = self._on_death
+        replica.respare = self._on_spare_lost
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -246,6 +248,9 @@ class Supervisor:
             return recovery.Lost(board, 0.0)
         if not one.muster.complete(min(self.deployer.deadline, MUSTER_SECONDS)):
             log.warning("another session has not loaded its part into worker %s; this one goes on", one.worker.name)
+        if board in generation.spoilt:
+            set_right(generation, board)
+            generation.spoilt.discard(board)
         self.replica.about_to_serve(board, one)
         try:
             self.deployer.resume(generation, board, one, self.replica.flights())
@@ -401,6 +406,10 @@ class Supervisor:
             return
         for board, side in generation.sides.items():
             self.call(functools.partial(self._prepare, generation, board, side.worker))
+
+    def _on_spare_lost(self, worker: Worker) -> None:
+        if self.options.spares and worker in self.placer.workers:
+            self.later(min(2.0 ** min(worker.spare_deaths, 6), 60.0), self.keep_spares)
 
     def _prepare(self, generation: Generation, board: int, worker: Worker) -> None:
         if self.replica.generation is not generation or not worker.alive:
