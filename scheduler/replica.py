@@ -18,7 +18,7 @@ import numpy as np
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import BrokenEdgeError, WireError
-from outrider.scheduler import blame, recovery
+from outrider.scheduler import blame, overdue, recovery
 from outrider.scheduler.closing import closed_error
 from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import WorkerDiedError
@@ -244,12 +244,9 @@ class Replica:
         """Whether a worker says of a run in flight what cannot be; now and then."""
         blame.look(self)
 
-    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
-        """The run in a slot and the nodes of a partition of the present generation, if there are such."""
-        generation = self.generation
-        if generation is None or slot >= len(self.slots) or partition >= len(generation.partition_nodes):
-            return None
-        return self.slots[slot].pending, generation.partition_nodes[partition]
+    def working(self) -> list[tuple[int, overdue.Working]]:
+        """The runs in flight, and where workers are in them. From any thread."""
+        return [(run, one) for slot in self.slots if (run := slot.pending) for one in overdue.working(slot, run)]
 
     def wake(self) -> None:
         """Have every blocked caller look at what has happened."""
