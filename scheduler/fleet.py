@@ -305,7 +305,7 @@ class Fleet:
         try:
             data = counters.checked(future.result(STATS_SECONDS).data)
         except (TimeoutError, OutriderError) as error:
-            log.warning("worker %s tells no counters: %s", worker.name, error or f"busy for {STATS_SECONDS:g} s")
+            log.warning("worker %s tells no counters: %s", worker.name, str(error) or f"busy for {STATS_SECONDS:g} s")
             return {}
         return data
 

@@ -277,7 +277,7 @@ class Supervisor:
             away = self.place()
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
-            log.warning("a session cannot be placed anew: %s", error)
+            log.warning("a session cannot be placed anew: %s", str(error))
             return recovery.Stuck(self._soonest())
         finally:
             self._slots.give_all()
