@@ -28,9 +28,9 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 from outrider.scheduler import dumps, lifecycle, story
 from outrider.scheduler.launch import launch
+from outrider.scheduler.log_queue import LogQueue
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
-from outrider.scheduler.output_log import OutputLog
 from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
@@ -98,7 +98,8 @@ class Monitor(threading.Thread):
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._watched: dict[int, Callable[[], object]] = {}
-        self._output_log = OutputLog()
+        self.log_queue = LogQueue()
+        self._log = self.log_queue.logger(log.name)
         self._oom_kills = OomKills()
 
     # From any thread ------------------------------------------------------------------------------------------------
@@ -292,11 +293,11 @@ class Monitor(threading.Thread):
             data = os.read(one.output_fd, KEPT_BYTES)
         except BlockingIOError:
             return False
-        name = one.worker.name
         if data:
-            self._output_log.put(name, one.output.add(data, time.monotonic(), self._output_log.wanted(name)))
+            wanted = logging.getLogger(one.output_logger).isEnabledFor(logging.INFO)
+            self.log_queue.put(one.output_logger, one.output.add(data, time.monotonic(), wanted))
         else:
-            self._output_log.put(name, one.output.end())
+            self.log_queue.put(one.output_logger, one.output.end())
             self._unwatch(one.output_fd)
         return bool(data)
 
@@ -304,7 +305,7 @@ class Monitor(threading.Thread):
         try:
             self._router.send_multipart([one.identity, body])
         except zmq.ZMQError as error:
-            log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, str(error))
+            self._log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, error)
             self._kill(one, f"it could not be reached ({error})")
 
     def _receive(self) -> None:
@@ -316,7 +317,7 @@ class Monitor(threading.Thread):
         try:
             message = messages.unpack(body)
         except (WireError, ProtocolMismatchError) as error:
-            log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, str(error))
+            self._log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, error)
             self._kill(one, f"it broke the protocol: {error}")
             return
         if isinstance(message, messages.Hello):
@@ -344,7 +345,7 @@ class Monitor(threading.Thread):
             if one.output_fd not in self._watched or not self._read_output(one):
                 break
         if one.output_fd in self._watched:
-            self._output_log.put(one.worker.name, one.output.end())
+            self.log_queue.put(one.output_logger, one.output.end())
             self._unwatch(one.output_fd)
         one.close_channel()
         one.deadline = None
@@ -412,7 +413,7 @@ class Monitor(threading.Thread):
         for listener in listeners:
             listener.on_death(one)
         if one is not worker.current:
-            log.warning("the spare of worker %s died: %s", worker.name, str(one.death))
+            self._log.warning("the spare of worker %s died: %s", worker.name, one.death)
 
     def _kill(self, one: Incarnation, reason: str = "") -> None:
         if one.process is not None and one.process.returncode is None:
@@ -441,7 +442,7 @@ class Monitor(threading.Thread):
             worker.bell.close()
             for one in worker.incarnations():
                 one.progress = None
-        self._output_log.close()
+        self.log_queue.close()
         self._wake.close()
         os.close(self._pidfd)
         os.close(self._listener)

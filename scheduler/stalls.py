@@ -6,7 +6,6 @@ there unchanged has been there since the first of those looks, so it is noticed 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from outrider.shm.progress import RUN
 if TYPE_CHECKING:
     from outrider.scheduler.monitor import Monitor
     from outrider.scheduler.worker import Incarnation
-
-log = logging.getLogger("outrider.fleet")
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -64,6 +61,7 @@ class StallWarnings:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
+        self._log = monitor.log_queue.logger("outrider.fleet")
         self._stall = Stall(self.FIRST, self.AGAIN)
         self._since: dict[_Place, float] = {}
 
@@ -92,7 +90,7 @@ class StallWarnings:
         where = f"unit {place.step} of partition {place.partition} ({first_names(nodes)}) of run {place.run}"
 
         def warn(stack: str) -> None:
-            log.warning(
+            self._log.warning(
                 "worker %s (incarnation %d) has been at %s for at least %.0f s. %s",
                 place.one.worker.name,
                 place.one.number,

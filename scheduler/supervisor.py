@@ -40,6 +40,7 @@ class Supervisor:
         self.placer = replica.placer
         self.deployer = replica.deployer
         self.fleet = replica.deployer.fleet
+        self._log = self.fleet.monitor.log_queue.logger(log.name)
         self.options = replica.placer.options
         self._slots = slots
         self._tracing = tracing
@@ -172,7 +173,7 @@ class Supervisor:
         replica.attempts = {run: told for run, told in replica.attempts.items() if run in in_flight}
         self._died = one
         quarantined = running is not None and self._blame(present.partition_nodes[running.partition], worker)
-        log.warning("%s", _first_line(one))
+        self._log.warning("%s", _first_line(one))
         wait = worker.restarts.wait(time.monotonic())
         self._handle(recovery.Died(board, one.number, running, flights, wait, quarantined))
 
@@ -234,7 +235,8 @@ class Supervisor:
         if one.number != incarnation:
             return recovery.Lost(board, 0.0)
         if not one.muster.complete(self.deployer.deadline):
-            log.warning("another session has not loaded its part into worker %s; this one goes on", one.worker.name)
+            name = one.worker.name
+            self._log.warning("another session has not loaded its part into worker %s; this one goes on", name)
         self.replica.about_to_serve(board, one)
         try:
             self.deployer.resume(generation, board, one, self.replica.flights())
@@ -259,7 +261,7 @@ class Supervisor:
             away = self.place()
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
-            log.warning("a session cannot be placed anew: %s", error)
+            self._log.warning("a session cannot be placed anew: %s", error)
             return recovery.Stuck(self._soonest())
         finally:
             self._slots.give_all()
@@ -340,7 +342,7 @@ class Supervisor:
             if not self.options.fallback:
                 raise death
             self.placer.notes.append(f"{worker.name} died when it loaded its part of the model")
-        log.warning("%s", death.message.splitlines()[0])
+        self._log.warning("%s", death.message.splitlines()[0])
 
     def _soonest(self) -> float:
         """Seconds until a provider that may not be started now may be; inf if none ever."""
@@ -388,9 +390,10 @@ class Supervisor:
             if not self.deployer.holds(generation, spare):
                 refused = self.deployer.load_again(generation, board, spare)
                 if refused:
-                    log.warning("a spare of worker %s refuses what it should load: %s", worker.name, refused[0][2])
+                    reason = refused[0][2]
+                    self._log.warning("a spare of worker %s refuses what it should load: %s", worker.name, reason)
         except (WorkerDiedError, ProviderUnavailableError) as error:
-            log.warning("there is no spare of worker %s: %s", worker.name, error)
+            self._log.warning("there is no spare of worker %s: %s", worker.name, error)
 
 
 def _first_line(one: Incarnation) -> str:
