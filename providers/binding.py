@@ -18,6 +18,7 @@ import numpy as np
 
 from outrider.providers.contract import Program, ProviderContractError, Run, Unit
 from outrider.providers.wire import values
+from outrider.providers.wire.declared import has_type, told
 from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_dtype, onnx_name
 from outrider.providers.wire.spans import Trace, timed
 from outrider.shm.board import OWN, TENSOR, BoardWriter, Layout
@@ -233,7 +234,7 @@ class BoundUnit:
     def _store(self, i: int, slot: int, value: Any) -> tuple[int, Any]:
         """Keep a returned value: one counted copy."""
         port, declared = self.outputs[i], self.unit.outputs[i]
-        if value is None and not is_tensor(declared.dtype):
+        if value is None and not is_tensor(declared.dtype) and has_type(None, declared.dtype):
             return self._places.nothing(port.edge, slot), None
         if is_tensor(declared.dtype) and not isinstance(value, np.ndarray):
             if not isinstance(value, np.generic):
@@ -258,6 +259,8 @@ class BoundUnit:
             return number, held
         if isinstance(value, np.ndarray):
             self._check(i, "string", value.ndim)
+        if not has_type(value, declared.dtype):
+            raise self._broken(port.name, declared.dtype, told(value))
         chunks = values.encode(value)
         target, number = self._places.blob(port.edge, slot, values.size(chunks), port.name)
         begun = monotonic_ns() if self._trace.on else 0

@@ -17,28 +17,26 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.binding import BINDINGS, BoundUnit, Counters, OutputPort
+from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import Provider
+from outrider.providers.inputs import InputPort
 from outrider.providers.lanes import Lane, LaneGroup, Present, serve_ready
 from outrider.providers.programs import Compiled, Programs
 from outrider.providers.steady import Block, Call, Outcome, Steady
 from outrider.providers.targets import Targets
 from outrider.providers.tracing import repeated, run_unit, written
-from outrider.providers.wire import values
-from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
+from outrider.providers.wire.declared import Declarations
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.providers.wire.failures import error_to_plain, fail
+from outrider.providers.wire.graph import OMITTED
 from outrider.providers.wire.messages import CANCEL, START, Failed, Load, Message, PartitionPlan, Resume, plan_of
 from outrider.providers.wire.spans import Args, Recorder, Trace
 from outrider.shm.board import (
-    ENCODED,
-    NONE,
     STRONG_ORDER,
     VOID,
     BoardReader,
     BoardWriter,
-    Layout,
     arena_start,
     number_of,
     run_of,
@@ -51,42 +49,6 @@ from outrider.shm.segment import Segment
 from outrider.shm.spin import Spin
 
 log = logging.getLogger("outrider.worker")
-
-
-class InputPort:
-    """One input edge as read by this worker: the value of a word, as a cached read-only array where it is a tensor.
-
-    A layout keeps its array when it comes under another number, so what was bound to that is found again.
-    """
-
-    def __init__(self, name: str, reader: BoardReader, edge: int, slots: int) -> None:
-        self.name = name
-        self.reader = reader
-        self.edge = edge
-        self._numbered: list[dict[int, tuple[Layout, np.ndarray]]] = [{} for _ in range(slots)]
-        self._arrays: list[dict[Layout, np.ndarray]] = [{} for _ in range(slots)]  # the least recently numbered first
-
-    def value(self, slot: int, number: int) -> Any:
-        """The value published under a layout number. Raises LayoutError or WireError when it is malformed."""
-        layout = self.reader.layout(self.edge, slot, number)
-        held = self._numbered[slot].get(number)
-        if held is not None and held[0] is layout:
-            return held[1]
-        if layout.kind == NONE:
-            return None
-        segment = self.reader.memory_of(layout)
-        if layout.kind == ENCODED:
-            return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
-        arrays = self._arrays[slot]
-        array = arrays.pop(layout, None)
-        if array is None:
-            array = segment.array(layout.offset, numpy_dtype(BY_NUMBER[layout.dtype]), layout.shape)
-            array.flags.writeable = False
-            if len(arrays) >= BINDINGS:
-                arrays.pop(next(iter(arrays)))
-        arrays[layout] = array
-        self._numbered[slot][number] = (layout, array)
-        return array
 
 
 class Partition:
@@ -253,8 +215,16 @@ class LoadedSession:
         self._board = BoardWriter(segment, edges[own], slots, message.generation, successor)
         places = Places(segment, self._board, edges[own], slots, buffers, region)
         # Its own board too: a partition may read what an earlier one of the same worker wrote.
+        declared = {board: Declarations() for board in self._segments}
         readers = {
-            board: BoardReader(one, edges[board], slots, message.generation, self._memories if board == 0 else None)
+            board: BoardReader(
+                one,
+                edges[board],
+                slots,
+                message.generation,
+                self._memories if board == 0 else None,
+                declared[board].misfit,
+            )
             for board, one in self._segments.items()
         }
         self._pool = PoolWriter(
@@ -272,7 +242,7 @@ class LoadedSession:
             LaneGroup(caller.words, caller.index(START, slot), caller.index(CANCEL, slot)) for slot in range(slots)
         ]
         for plan, compiled in zip(self._plans, self._compiled, strict=True):
-            partition = self._partition(plan, compiled, readers, places)
+            partition = self._partition(plan, compiled, readers, declared, places)
             for slot, group in enumerate(groups):
                 bells = [self._bells[board] for board in plan.rings] + ([self._slot_bells[slot]] if plan.last else [])
                 doing = what(RUN, self.session, slot, plan.partition)
@@ -287,7 +257,12 @@ class LoadedSession:
                 bell.ring()  # the predecessor may have died between a word and its ring
 
     def _partition(
-        self, plan: PartitionPlan, compiled: Sequence[Compiled], readers: Mapping[int, BoardReader], places: Places
+        self,
+        plan: PartitionPlan,
+        compiled: Sequence[Compiled],
+        readers: Mapping[int, BoardReader],
+        declared: Mapping[int, Declarations],
+        places: Places,
     ) -> Partition:
         ports = {
             one["name"]: OutputPort(one["name"], one["edge"], one["result"], one["inside"]) for one in plan.outputs
@@ -306,8 +281,13 @@ class LoadedSession:
             )
             for one in compiled
         ]
-        slots = self._message.slots
-        inputs = [InputPort(e["name"], readers[e["board"]], e["edge"], slots) for e in plan.inputs]
+        known = {value.name: value for unit in units for value in unit.unit.inputs}
+        inputs: list[InputPort] = []
+        for one in plan.inputs:
+            value, board, edge = known.get(one["name"], OMITTED), one["board"], one["edge"]
+            if board:  # the coordinator's own are what was fed, and checked
+                declared[board].edges[edge] = value
+            inputs.append(InputPort(value, readers[board], board, edge, self._message.slots))
         targets = Targets(readers[0], {one["name"]: one["target"] for one in plan.outputs if one["target"] >= 0})
         return Partition(plan, inputs, units, targets)
 

@@ -11,14 +11,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.providers.contract import ProviderUnavailableError
+from outrider.providers.contract import ProviderContractError, ProviderUnavailableError
 from outrider.providers.wire import messages
-from outrider.providers.wire.failures import error_from_plain
+from outrider.providers.wire.declared import PooledDeclarations
+from outrider.providers.wire.failures import error_from_plain, text_of
 from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler.dumps import end_late
-from outrider.scheduler.errors import SessionClosedError
-from outrider.scheduler.failures import KINDS
+from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.generation import Descriptors, Generation, WorkerSide
 from outrider.scheduler.inplace import Reach
@@ -63,8 +64,16 @@ class Deployer:
         ids = self._weight_ids.setdefault(one, {})
         for segment, descriptor in self.weights.items():
             if segment not in ids:
-                (ids[segment],) = one.send_descriptors([descriptor])
+                (ids[segment],) = self._give(one, [descriptor])
         return dict(ids)
+
+    def _give(self, one: Incarnation, fds: list[int]) -> list[int]:
+        """`Incarnation.send_descriptors`; a worker that cannot be given any is ended if it lives on."""
+        try:
+            return one.send_descriptors(fds)
+        except WorkerDiedError:
+            self.fleet.monitor.end_if_deaf(one)
+            raise
 
     @spanned("deploy")
     def deploy(self, blueprint: Blueprint) -> Generation:
@@ -130,7 +139,10 @@ class Deployer:
         key = ("Resumed", self.session, generation.number)
         answer = self._answer(one, self.fleet.monitor.request(one, resume, key), "take over its part of the model")
         if answer.error is not None:
-            raise error_from_plain(answer.error, KINDS) or ProviderUnavailableError(
+            known = error_from_plain(answer.error, KINDS)
+            if known is not None:
+                raise under_name(known, one.worker.name)
+            raise ProviderUnavailableError(
                 f"worker {one.worker.name} could not take over: {answer.error.get('message')}",
                 provider=one.worker.name,
                 reason=str(answer.error.get("message")),
@@ -147,18 +159,43 @@ class Deployer:
     ) -> list[tuple[int, int, str, str]]:
         """Wait for the answer to a `Load`: what was refused."""
         loaded = self._answer(one, future, "load its part of the model")
-        refused = [(r["partition"], r["unit"], r["reason"], r["traceback"]) for r in loaded.refused]
-        if not any(partition < 0 for partition, *_ in refused):
-            without = {(partition, unit) for partition, unit, *_ in refused}
-            made = {
-                key
-                for partition in generation.partitions_of[one.worker.index + 1]
-                for unit, key in enumerate(self._unit_keys(generation.blueprint, partition))
-                if (partition, unit) not in without
-            }
-            # A worker drops what is not in a plan that it has loaded, and nothing for one that it refused.
-            self._compiled[one] = made | (self._compiled.get(one, set()) if refused else set())
+        refused = [self._refusal(generation, one, told) for told in loaded.refused]
+        without = {(partition, unit) for partition, unit, *_ in refused}
+        made = {
+            key
+            for partition in generation.partitions_of[one.worker.index + 1]
+            for unit, key in enumerate(self._unit_keys(generation.blueprint, partition))
+            if (partition, unit) not in without
+        }
+        # A worker drops what is not in a plan that it has loaded, and nothing for one that it refused.
+        self._compiled[one] = made | (self._compiled.get(one, set()) if refused else set())
         return refused
+
+    def _refusal(self, generation: Generation, one: Incarnation, told: Mapping[str, Any]) -> tuple[int, int, str, str]:
+        """One entry of `Loaded.refused` as (partition, unit, reason, traceback).
+
+        Raises ProviderUnavailableError if it says that nothing could be loaded, ProviderContractError for a unit that
+        the worker was not given; then it is ended.
+        """
+        name, reason = one.worker.name, text_of(told.get("reason"))
+        partition: Any = told.get("partition")
+        unit: Any = told.get("unit")
+        if partition == -1:
+            raise ProviderUnavailableError(
+                f"provider {name} could not load its part of the model: {reason}", provider=name, reason=reason
+            )
+        own = type(partition) is int and partition in generation.partitions_of[one.worker.index + 1]
+        units = len(generation.blueprint.plan.partitions[partition].units) if own else 0
+        if type(unit) is not int or not 0 <= unit < units:
+            got = f"partition {partition!r:.60}, unit {unit!r:.60}"
+            self.fleet.monitor.kill(one, f"it broke the protocol: it refused what it was not given ({got})")
+            raise ProviderContractError(
+                f"provider {name} broke its contract and was ended: it refused a unit that it was not given ({got})",
+                provider=name,
+                expected="units of its own partitions",
+                got=got,
+            )
+        return partition, unit, reason, text_of(told.get("traceback"))
 
     def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:
         self._waiting.add(future)
@@ -200,6 +237,8 @@ class Deployer:
         board = BoardWriter(segment, numbering.edges[0], slots, self._generation)
         places = Places(segment, board, numbering.edges[0], slots)
         user = process_memory()
+        known = UnitGraphs(blueprint.graph).values
+        results = [(numbering.board_of[p.partition], o["edge"]) for p in plans for o in p.outputs if o["result"]]
         sides: dict[int, WorkerSide] = {}
         released: dict[int, int] = {}
         for one in used:
@@ -210,10 +249,16 @@ class Deployer:
                 mapped = Segment(shared, writable=False)
             finally:
                 os.close(shared)
-            reader = BoardReader(mapped, numbering.edges[one], slots, self._generation, {one: pool})
+            declared = PooledDeclarations(
+                {edge: known[name] for name, (_, where, edge) in numbering.values.items() if where == one},
+                {edge for where, edge in results if where == one},
+                callers_half(pool),
+            )
+            edges = numbering.edges[one]
+            reader = BoardReader(mapped, edges, slots, self._generation, {one: pool}, declared.misfit)
             leases = Leases(pool, segment.words, released[one], POOL_BLOCKS)
             arrays = UserMemory(pool, callers_half(pool))
-            sides[one] = WorkerSide(workers[one], workers[one].current, reader, pool, leases, arrays)
+            sides[one] = WorkerSide(workers[one], workers[one].current, reader, declared, pool, leases, arrays)
         return Generation(
             number=self._generation,
             blueprint=blueprint,
@@ -233,7 +278,7 @@ class Deployer:
                 for edge in blueprint.edges
                 if edge.to_caller and edge.producer != CALLER
             },
-            results=[(numbering.board_of[p.partition], o["edge"]) for p in plans for o in p.outputs if o["result"]],
+            results=results,
             dones=[(numbering.board_of[plan.partition], plan.done) for plan in plans],
             lasts=[(numbering.board_of[plan.partition], plan.done) for plan in plans if plan.last],
             first_bells=[
@@ -289,7 +334,7 @@ class Deployer:
                 *(bell.fileno() for bell in self.slot_bells),
                 pools[own],
             ]
-            ids = iter(one.send_descriptors(fds))
+            ids = iter(self._give(one, fds))
         finally:
             for fd in reopened:
                 os.close(fd)

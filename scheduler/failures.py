@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from outrider.providers.contract import KernelError
 from outrider.providers.wire import messages
+from outrider.providers.wire.errors import BrokenEdgeError
 from outrider.providers.wire.failures import error_from_plain, first_names
 from outrider.scheduler import errors
 from outrider.scheduler.generation import Generation
 from outrider.shm.errors import OutriderError
 
-KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OutriderError)]
+# What this module and the session say of themselves no worker can say: it does not even know those classes.
+KINDS = [
+    kind
+    for kind in (*vars(errors).values(), BrokenEdgeError)
+    if isinstance(kind, type) and issubclass(kind, OutriderError) and kind.__module__ != errors.__name__
+]
 
 
-def error_of(message: messages.Failed, generation: Generation) -> OutriderError:
-    """The typed error a worker raised, with the provider's name filled in; anything else becomes a KernelError."""
-    owners = (
-        side.worker.name
-        for board, side in generation.sides.items()
-        if message.partition in generation.partitions_of[board]
-    )
-    provider = next(owners, None)
+def error_of(message: messages.Failed, generation: Generation, provider: str) -> OutriderError:
+    """The typed error that a worker raised in a partition of its own, under the name of its provider.
+
+    Anything else than an error that a worker can raise becomes a KernelError.
+    """
     error = error_from_plain(message.error, KINDS)
     if error is None:
-        known = message.partition < len(generation.partition_nodes)
-        nodes = generation.partition_nodes[message.partition] if known else []
+        nodes = generation.partition_nodes[message.partition]
         cause = f"{message.error.get('type')}: {message.error.get('message')}"
         error = KernelError(
             f"provider {provider} failed in partition {message.partition} ({first_names(nodes)}): {cause}",
@@ -31,6 +33,11 @@ def error_of(message: messages.Failed, generation: Generation) -> OutriderError:
             cause=cause,
             remote_traceback=message.error.get("traceback"),
         )
-    if "provider" in error._fields and error.provider is None:
-        return type(error)(error.message, **{**error.fields(), "provider": provider})
-    return error
+    return under_name(error, provider)
+
+
+def under_name(error: OutriderError, provider: str) -> OutriderError:
+    """The error with the provider that it came from: a worker cannot speak for another."""
+    if "provider" not in error._fields or error.provider == provider:
+        return error
+    return type(error)(error.message, **{**error.fields(), "provider": provider})

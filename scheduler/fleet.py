@@ -13,10 +13,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire import messages
+from outrider.scheduler import counters
 from outrider.scheduler.cores import thread_share, usable_cores
 from outrider.scheduler.errors import (
     ForkedSessionError,
@@ -129,7 +130,7 @@ class Fleet:
         return not self._finalizer.alive
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}; `health.told` has the rest."""
+        """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare`: the state of its spare."""
         found: dict[str, dict[str, Any]] = {}
         now = time.monotonic()
         for worker in self._monitor.workers:
@@ -289,17 +290,18 @@ class Fleet:
         self.revive(worker)
         return worker
 
-    def leave(self, session: int) -> None:
-        """A session loads nothing any more: no other waits for it."""
-        for worker in self.workers:
-            worker.current.muster.arrive(session)
+    def excuse(self, session: int, workers: Iterable[Worker]) -> None:
+        """A session does not load its part into these workers' successors: no other waits for it."""
+        with self._lock:
+            for worker in workers:
+                worker.current.muster.arrive(session)
 
     def stats_of(self, worker: Worker) -> dict[str, Any]:
         """Counters of one worker; {} and a warning in the log if it is gone, or busy for 10 s."""
         number = next(self._numbers)
         future = self._monitor.request(worker, messages.StatsRequest(number), ("Stats", number))
         try:
-            data: dict[str, Any] = future.result(STATS_SECONDS).data
+            data = counters.checked(future.result(STATS_SECONDS).data)
         except (TimeoutError, OutriderError) as error:
             log.warning("worker %s tells no counters: %s", worker.name, error or f"busy for {STATS_SECONDS:g} s")
             return {}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outrider.providers.wire import messages
+from outrider.providers.wire.declared import Declarations
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.scheduler.inplace import Reach
 from outrider.scheduler.numbering import Blueprint, Numbering
@@ -45,6 +46,7 @@ class WorkerSide:
     worker: Worker
     serving: Incarnation
     reader: BoardReader
+    declared: Declarations  # of its edges
     pool: Segment
     leases: Leases
     arrays: UserMemory  # the caller's half of the pool
@@ -90,6 +92,7 @@ class Generation:
     leases: tuple[Leases, ...]  # of all output pools
     random: frozenset[int] = frozenset()  # partitions that do not give the same twice
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
+    spoilt: set[int] = field(default_factory=set)  # boards on which a worker wrote what cannot be
 
     def close(self) -> None:
         """No worker will be given its segments any more. Idempotent."""
@@ -120,6 +123,10 @@ class Generation:
     def owed(self, board: int, slot: int, run: int) -> list[int]:
         """The partitions of a worker that have not served this run of a slot."""
         return [one for one in sorted(self.partitions_of[board]) if run_of(self.done(one, slot)) != run]
+
+    def cancelled(self, slot: int, run: int) -> bool:
+        """Whether this run of a slot was given up."""
+        return run_of(self.board.words[self.board.index(messages.CANCEL, slot)]) == run
 
     def left(self, board: int, runs: Sequence[tuple[int, int]]) -> Left:
         """What the dead worker of a board left to its successor. `runs`: (slot, run) of those in flight."""

@@ -14,6 +14,7 @@ import heapq
 import itertools
 import logging
 import os
+import select
 import signal
 import tempfile
 import threading
@@ -40,6 +41,7 @@ from outrider.shm.progress import RUN, Doing
 log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
+DEATH_MILLISECONDS = 250  # between the end of a process's descriptors and that of its pidfd: microseconds
 LONGEST = 86400.0  # seconds that it blocks
 LAST_READS = 32  # of 64 KiB: more than a pipe holds
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
@@ -48,20 +50,26 @@ DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
 class Listener(Protocol):
     """What a loaded session wants to hear, on the monitor's thread: it must not block."""
 
-    def on_failed(self, message: messages.Failed) -> None:
-        """A partition did not run."""
+    def on_failed(self, sender: Incarnation, message: messages.Failed) -> None:
+        """A partition did not run. Raises WireError for what the sender cannot know."""
 
     def on_dying(self, one: Incarnation, doing: Doing) -> tuple[int, list[str]] | None:
         """A worker has died: tell its restart policy what it completed. What it was running: (partition, nodes)."""
 
     def uses(self, one: Incarnation) -> bool:
-        """Whether this process serves, or served, the session's present generation."""
+        """Whether a successor of this process is to serve the session's present generation."""
 
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; all were told by `on_dying`."""
 
+    def on_spare_lost(self, worker: Worker) -> None:
+        """The spare of a worker died."""
+
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
+
+    def look(self) -> None:
+        """Look whether a worker says of a run in flight what cannot be. Called now and then."""
 
     def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
         """The run in a slot and the nodes of a partition, if there are such."""
@@ -148,6 +156,10 @@ class Monitor(threading.Thread):
             self._kill(one, reason)
 
         self.call(end)
+
+    def end_if_deaf(self, one: Incarnation) -> None:
+        """It takes no descriptors any more: that is its death, of which nobody was told yet, or the reason for it."""
+        self.call(lambda: self._end_if_deaf(one))
 
     def start_worker(self, worker: Worker) -> Incarnation:
         """Start the worker's next incarnation, which is the present one from now on."""
@@ -315,25 +327,33 @@ class Monitor(threading.Thread):
         if one is None:
             return  # an earlier incarnation's last words
         try:
-            message = messages.unpack(body)
+            self._hear(one, messages.unpack(body))
         except (WireError, ProtocolMismatchError) as error:
             self._log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, error)
             self._kill(one, f"it broke the protocol: {error}")
-            return
-        if isinstance(message, messages.Hello):
-            one.hello = message
-            self._tell(one, lifecycle.SaidHello())
-        elif isinstance(message, messages.StartFailed):
-            self._tell(one, lifecycle.SaidStartFailed(message.reason, message.traceback))
+
+    def _hear(self, one: Incarnation, message: messages.Message) -> None:
+        """Take a message in. Raises WireError for one that nobody asked for or that comes when it cannot."""
+        if isinstance(message, (messages.Hello, messages.StartFailed)):
+            if one.life.state == "ready" or message.incarnation != one.number:
+                name = type(message).__name__
+                raise WireError(f"it sent {name} a second time, or another's", where=name, reason="out of place")
+            if isinstance(message, messages.StartFailed):
+                self._tell(one, lifecycle.SaidStartFailed(message.reason, message.traceback))
+            elif one.hello is None:
+                one.hello = message
+                self._tell(one, lifecycle.SaidHello())
         elif isinstance(message, messages.Failed):
             listener = self.listeners.get(message.session)
             if listener is not None:
-                listener.on_failed(message)
-        else:
+                listener.on_failed(one, message)
+        elif not isinstance(message, messages.Unloaded):  # nobody waits for that
             future = self._replies.pop((one, _key_of(message)), None)
-            if future is not None:
-                with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
-                    future.set_result(message)
+            if future is None:
+                name = type(message).__name__
+                raise WireError(f"it sent {name}, which nobody asked for", where=name, reason="not asked for")
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                future.set_result(message)
 
     def _exited(self, one: Incarnation) -> None:
         assert one.process is not None
@@ -360,7 +380,7 @@ class Monitor(threading.Thread):
                 assert one.hello is not None
                 one.ready.set_result(one.hello)
             elif isinstance(instruction, lifecycle.Refuse):
-                one.ready.set_exception(_unavailable(one, instruction.reason, instruction.detail))
+                one.ready.set_exception(_unavailable(one, one.killed or instruction.reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
                 self._bury(one)
             elif isinstance(instruction, lifecycle.SendStop):
@@ -404,7 +424,9 @@ class Monitor(threading.Thread):
         elif doing.kind == RUN:  # it had just ended
             one.facts = dataclasses.replace(one.facts, phase="idle", partition=None, step=None)
         one.death = story.died(one.facts)
-        if not one.spared:
+        if one is not worker.current:
+            worker.spare_deaths += 1
+        elif not one.spared:
             worker.deaths += 1
             worker.restarts.died(time.monotonic())
         for key in [key for key in self._replies if key[0] is one]:
@@ -414,6 +436,16 @@ class Monitor(threading.Thread):
             listener.on_death(one)
         if one is not worker.current:
             self._log.warning("the spare of worker %s died: %s", worker.name, one.death)
+            for listener in list(self.listeners.values()):
+                listener.on_spare_lost(worker)
+
+    def _end_if_deaf(self, one: Incarnation) -> None:
+        if one.pidfd < 0:
+            return
+        poll = select.poll()
+        poll.register(one.pidfd, select.POLLIN)
+        if not poll.poll(DEATH_MILLISECONDS):
+            self._kill(one, "it broke the protocol: it closed its channel for descriptors")
 
     def _kill(self, one: Incarnation, reason: str = "") -> None:
         if one.process is not None and one.process.returncode is None:
@@ -431,7 +463,8 @@ class Monitor(threading.Thread):
 
     def _close(self) -> None:
         for future in self._replies.values():
-            future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
         self._replies.clear()
         self._timers.clear()
         self._ended = True

@@ -13,7 +13,6 @@ import fnmatch
 import functools
 import hashlib
 import logging
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,7 @@ from outrider.providers.wire.pack import pack_graph
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning, story
+from outrider.scheduler.claims import checked
 from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.costs import Costs, estimate, measured
 from outrider.scheduler.crossings import measured_crossing
@@ -32,13 +32,12 @@ from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.dumps import end_late
 from outrider.scheduler.errors import (
     ClaimBrokenError,
-    ClaimError,
     PinDeclinedError,
     ProviderUnavailableError,
     UnsupportedOpError,
     WorkerDiedError,
 )
-from outrider.scheduler.failures import KINDS
+from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.functions import inline_calls
 from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.numbering import Blueprint
@@ -66,30 +65,14 @@ class Answers:
 
     def add(self, provider: int, name: str, graph: Graph, answer: messages.Claims) -> None:
         """Note one provider's answer about `graph`. Raises ClaimError for what it may not say."""
-        shown = {node.index: node.name for node in graph.nodes}
-        again = set(shown.values())
+        offered, declined = checked(name, graph, answer)
+        again = {node.name for node in graph.nodes}
         # What is shown again lies in no claim that stands: an earlier claim on it has lapsed.
         self.claims = [one for one in self.claims if one[0] != provider or again.isdisjoint(one[1])]
-        for claim in answer.claims:
-            nodes = claim.get("nodes")
-            if not isinstance(nodes, list) or not nodes or any(index not in shown for index in nodes):
-                reason = "an empty claim" if nodes == [] else "a claim for nodes that were not shown"
-                raise ClaimError(f"provider {name} made {reason}", provider=name, reason=reason)
-            names = tuple(shown[index] for index in nodes)
-            reference = bool(claim.get("reference"))
-            cost = claim.get("cost")
-            if cost is not None and not (isinstance(cost, float) and 0 <= cost < math.inf):
-                reason = f"a claim whose cost is {cost!r}, no number of seconds"
-                raise ClaimError(f"provider {name} made {reason}", provider=name, reason=reason)
-            self.claims.append((provider, names, cost))
-            self._claimed.update(dict.fromkeys(((provider, one) for one in names), reference))
-        for decline in answer.declines:
-            index = decline.get("node")
-            if index not in shown:
-                raise ClaimError(
-                    f"provider {name} declined a node that was not shown", provider=name, reason="unknown node"
-                )
-            self.declines[provider, shown[index]] = str(decline.get("reason"))
+        for nodes, reference, cost in offered:
+            self.claims.append((provider, nodes, cost))
+            self._claimed.update(dict.fromkeys(((provider, one) for one in nodes), reference))
+        self.declines.update(((provider, one), reason) for one, reason in declined.items())
 
     def forgive(self, provider: int) -> None:
         """Somebody asked for a restart: what the provider could not compile may be tried again."""
@@ -127,6 +110,12 @@ class Answers:
         """Why a provider does not take a node."""
         key = provider, name
         return self.away.get(provider) or self.withheld.get(key) or self.declines.get(key, NOT_CLAIMED)
+
+
+def _how_lost(error: WorkerDiedError | ProviderUnavailableError) -> str:
+    if isinstance(error, WorkerDiedError):
+        return "it died when it was asked what it claims"
+    return str(error.reason)
 
 
 def plan_nodes(graph: Graph) -> list[planning.PlanNode]:
@@ -214,7 +203,8 @@ class Placer:
         self.options = options
         self.answers = Answers()
         self.notes: list[str] = []
-        self._lost: dict[int, str] = {}  # providers that did not say what they claim, and why
+        # Providers that did not say what they claim.
+        self._lost: dict[int, WorkerDiedError | ProviderUnavailableError] = {}
         self.plan: planning.Plan
         self.nodes: list[planning.PlanNode]
         self.decision: Decision
@@ -264,7 +254,7 @@ class Placer:
         names = [worker.name for worker in self.workers]
         away = away or {}
         self.answers.away = {i: one for i, w in enumerate(self.workers) if (one := away.get(w))}
-        self.answers.away.update({i: f"it {why}" for i, why in self._lost.items()})
+        self.answers.away.update({i: _how_lost(error) for i, error in self._lost.items()})
         quarantine = self.deployer.fleet.quarantine
         self.answers.withheld = {
             (provider, node): "it died twice in a row when it ran this"
@@ -288,6 +278,8 @@ class Placer:
                 reason=reason,
             )
         if self.plan.unclaimed:
+            for lost in self._lost.values():  # that may be why
+                raise lost from self._unsupported()
             raise self._unsupported()
         self.decision = self._decide(assignment)
         self.plan = self.decision.plan
@@ -319,10 +311,6 @@ class Placer:
         `refused`: (partition, unit, reason, traceback), as a deployment reports them.
         """
         for partition, unit, reason, traceback in refused:
-            if partition < 0:
-                raise ProviderUnavailableError(
-                    f"a worker could not load its part of the model: {reason}", reason=reason
-                )
             placed = blueprint.plan.partitions[partition]
             nodes = [self.graph.nodes[i].name for i in blueprint.plan.units[placed.units[unit]].nodes]
             worker = self.workers[placed.provider].name
@@ -347,19 +335,25 @@ class Placer:
         if worker in self.workers:
             provider = self.workers.index(worker)
             self.answers.forgive(provider)
-            self._lost.pop(provider, None)
+            if self._lost.pop(provider, None) is not None:
+                self._ask(self.graph, [provider])
 
     # Asking --------------------------------------------------------------------------------------------------------
     @spanned("claim")
-    def _ask(self, graph: Graph) -> None:
-        """Show a graph to every provider. One that dies over it is asked once more, with `replay`."""
+    def _ask(self, graph: Graph, providers: Collection[int] | None = None) -> None:
+        """Show a graph to every provider, or to these. One that dies over it is asked once more, with `replay`."""
         self._rounds += 1
         packed = pack_graph(graph)
-        waiting = [
-            (position, worker.current, self._request(worker.current, packed))
-            for position, worker in enumerate(self.workers)
-            if position not in self._lost
-        ]
+        waiting = []
+        for position, worker in enumerate(self.workers):
+            if position in self._lost or position not in (range(len(self.workers)) if providers is None else providers):
+                continue
+            try:
+                one = self.deployer.fleet.revive(worker)
+            except ProviderUnavailableError as error:
+                self._lose(position, error)
+            else:
+                waiting.append((position, one, self._request(one, packed)))
         for position, one, future in waiting:
             try:
                 answer = self._answer(one, future)
@@ -416,15 +410,15 @@ class Placer:
         worker = self.workers[position]
         if not self.options.fallback or len(self._lost) + 1 >= len(self.workers) or self.deployer.fleet.closed:
             raise error
-        how = "was ended" if isinstance(error, ProviderUnavailableError) else "died"
-        self._lost[position] = f"{how} when it was asked what it claims"
-        self.notes.append(f"{worker.name} {self._lost[position]}: {error.message.splitlines()[0]}")
-        log.warning("%s %s; the session goes on without it", worker.name, self._lost[position])
+        self._lost[position] = error
+        told = f"{worker.name}: {_how_lost(error)}"
+        self.notes.append(f"{told} ({error.message.splitlines()[0]})")
+        log.warning("%s; the session goes on without it", told)
 
     def _claim_failed(self, worker: Worker, plain: dict[str, Any]) -> Exception:
         known = error_from_plain(plain, KINDS)
         if known is not None:
-            return known
+            return under_name(known, worker.name)
         reason = f"claim() raised {plain.get('type')}: {plain.get('message')}"
         return ClaimBrokenError(
             f"provider {worker.name}: {reason}",

@@ -18,9 +18,11 @@ import numpy as np
 
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
-from outrider.scheduler import recovery
+from outrider.providers.wire.errors import BrokenEdgeError, WireError
+from outrider.scheduler import blame, recovery
 from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.evidence import begun, first_void
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Admission, Targets
@@ -29,7 +31,7 @@ from outrider.scheduler.placement import Placer
 from outrider.scheduler.slots import Hold
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.scheduler.watching import Watch
-from outrider.scheduler.worker import Incarnation
+from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.board import VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -123,8 +125,8 @@ def busy(hold: Hold[Slot]) -> bool:
 class Replica:
     """Listens to the monitor for one session number.
 
-    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`: what
-    the supervisor wants to know of deaths, set when the session is made.
+    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`
+    and `respare`: what the supervisor wants to know of deaths, set when the session is made.
     """
 
     def __init__(self, placer: Placer, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
@@ -133,18 +135,20 @@ class Replica:
         self.slots = [Slot(self, index, bell, Spin(spin_us)) for index, bell in enumerate(bells)]
         self.recovery = recovery.Recovery(placer.options.replay, placer.options.fallback)
         self.supervise: Callable[[Replica, int, Incarnation], None] = lambda replica, generation, died: None
+        self.respare: Callable[[Worker], None] = lambda worker: None
         self.blueprint: Blueprint
         self.generation: Generation | None = None
         self.closed = False
         self.ended = False
         self.moving = False
+        self.refusing = 0  # claims that are being taken back
         self.outage: Outage | None = None
         self.stalled: set[int] = set()  # boards whose worker is to be replaced
         self.dying: dict[Incarnation, recovery.Running] = {}  # what they were running here
         self._verdicts: dict[int, OutriderError] = {}  # run -> how it ends
         self.attempts: dict[int, list[WorkerDiedError]] = {}  # run -> deaths that it has survived
         self._baselines: dict[int, list[int]] = {}  # board -> its done words when its worker began to serve
-        self._stories: dict[int, OutriderError] = {}
+        self._stories: dict[int, tuple[int, OutriderError]] = {}  # run -> board of who tells it, and what
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._told = threading.Condition(self._lock)
@@ -155,14 +159,28 @@ class Replica:
         return self.ended or bool(self.stalled)
 
     # Told by the monitor's thread -----------------------------------------------------------------------------------
-    def on_failed(self, message: messages.Failed) -> None:
-        """A partition failed: keep the first story of each run."""
+    def on_failed(self, sender: Incarnation, message: messages.Failed) -> None:
+        """A partition failed: keep the first story of each run. Raises WireError for what the sender cannot know."""
         generation = self.generation
         if generation is None or message.generation != generation.number:
             return
+        board = sender.worker.index + 1
+        if message.partition not in generation.partitions_of.get(board, ()):
+            raise WireError(
+                f"{sender.worker.name} tells of partition {message.partition}, which is not its own",
+                where="Failed.partition",
+                reason="not its own",
+            )
+        last = begun(generation, message.slot) if 0 <= message.slot < len(self.slots) else 0
+        if not 0 < message.run <= last:
+            raise WireError(
+                f"it tells of run {message.run} of slot {message.slot}, where the last one is {last}",
+                where="Failed.run",
+                reason="not begun",
+            )
         with self._lock:
             if message.run not in self._stories:
-                self._stories[message.run] = error_of(message, generation)
+                self._stories[message.run] = board, error_of(message, generation, sender.worker.name)
                 while len(self._stories) > STORIES:
                     self._stories.pop(next(iter(self._stories)))
             self._told.notify_all()
@@ -176,7 +194,7 @@ class Replica:
         before, now = self._baselines.get(board, []), self._done_words(generation, board)
         partitions = sorted(generation.partitions_of[board])
         for position, (then, word) in enumerate(zip(before, now, strict=False)):
-            if then != word and number_of(word) != VOID:
+            if then != word and number_of(word) != VOID and board not in generation.spoilt:
                 one.worker.restarts.completed()
                 partition = partitions[position // len(self.slots)]
                 quarantine.completed(self.placer.model, generation.partition_nodes[partition], name)
@@ -192,9 +210,11 @@ class Replica:
         return partition, generation.partition_nodes[partition]
 
     def uses(self, one: Incarnation) -> bool:
-        """Whether this process serves, or served, the present generation."""
+        """Whether a successor of this process is to serve the present generation."""
         generation = self.generation
-        return generation is not None and any(side.serving is one for side in generation.sides.values())
+        if generation is None or self.closed or self.moving or self.outage is not None:
+            return False
+        return any(side.serving is one for side in generation.sides.values())
 
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; everybody was told by `on_dying`."""
@@ -207,10 +227,18 @@ class Replica:
                     if self.ended:
                         self.wake()  # what waits for it does so in vain
 
+    def on_spare_lost(self, worker: Worker) -> None:
+        """The spare of a worker died."""
+        self.respare(worker)
+
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
         self.closed = self.ended = True
         self.wake()
+
+    def look(self) -> None:
+        """Whether a worker says of a run in flight what cannot be; now and then."""
+        blame.look(self)
 
     def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
         """The run in a slot and the nodes of a partition of the present generation, if there are such."""
@@ -242,7 +270,11 @@ class Replica:
     def serves_again(self) -> None:
         """A board has a worker again."""
         with self._lock:
-            self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Whether those who wait have to look any more. Called with the lock held."""
+        self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
 
     def end(self, slot: int, run: int, error: OutriderError) -> None:
         """Have a run end with this error, and workers skip what is left of it."""
@@ -254,6 +286,12 @@ class Replica:
         generation.board.publish(messages.CANCEL, slot, run, 1)
         self.ended = True
         self.slots[slot].bell.ring()
+
+    def refused(self, count: int) -> None:
+        """One more claim is being taken back, or (-1) one less."""
+        with self._lock:
+            self.refusing += count
+            self._told.notify_all()
 
     def begin_to_move(self) -> None:
         """Runs that wait for a dead worker begin again elsewhere; the others go on to their end."""
@@ -304,6 +342,7 @@ class Replica:
         if run:
             with self._lock:
                 verdict = self._verdicts.pop(run, None)
+                self._settle()
             if verdict is not None:
                 raise verdict
         generation, outage = self.generation, self.outage
@@ -315,14 +354,12 @@ class Replica:
             waits = [board for board in self.stalled if generation.owed(board, slot.index, run)]
             if not waits:
                 return
-            death = generation.sides[waits[0]].serving.death
             told = self.attempts.get(run)
-            if told:
-                death = told[-1]
+            death = told[-1] if told else generation.sides[waits[0]].serving.death
             if generation.random and death is not None:
                 raise same_again(death)
         if outage is not None and (math.isinf(outage.until) or time.monotonic() < outage.until):
-            if death is not None:
+            if run in self.attempts and death is not None:  # it was running
                 raise same_again(death)
             raise outage.error() from outage.cause
         raise RunAgain(death)
@@ -339,7 +376,9 @@ class Replica:
 
         def is_settled() -> bool:
             outage = self.outage
-            return self.closed or not (self.moving or (outage is not None and time.monotonic() >= outage.until))
+            return self.closed or not (
+                self.moving or self.refusing or (outage is not None and time.monotonic() >= outage.until)
+            )
 
         with self._lock:
             if timeout is None:
@@ -353,18 +392,29 @@ class Replica:
         with self._lock:
             self._told.notify_all()
 
-    def story(self, run: int) -> OutriderError:
+    def story(self, slot: Slot, run: int) -> OutriderError:
         """Why a run is void."""
         with self._lock:
+            generation = self.generation
+            assert generation is not None
+            serving = {board: side.serving for board, side in generation.sides.items()}
             told = self._told.wait_for(
                 lambda: run in self._stories or run in self._verdicts or self.closed, FAILURE_SECONDS
             )
-            for kept in (self._verdicts, self._stories):
-                if run in kept:
-                    return kept.pop(run)
+            if run in self._verdicts:
+                return self._verdicts.pop(run)
+            teller, found = self._stories.pop(run, (0, None))
+        if isinstance(found, BrokenEdgeError):
+            return blame.broken_edge(self, slot, run, teller, found)
+        if found is not None:
+            return found
         if told:
             return SessionClosedError("the session was closed while a run was failing", what="session")
-        return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])
+        partition, board = first_void(generation, slot.index, run) or (0, generation.dones[0][0])
+        if generation.sides[board].serving is not serving[board] or serving[board].death is not None:
+            return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])
+        reason = f"it is void, and nobody said why for {FAILURE_SECONDS:g} s"
+        return blame.broken(self, board, f"partition {partition}", reason)
 
     def _done_words(self, generation: Generation, board: int) -> list[int]:
         slots = range(len(self.slots))

@@ -6,6 +6,7 @@ a partition failed or a worker died: the replica notes that and rings the slots'
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -14,16 +15,19 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.wire import messages, values
+from outrider.providers.wire.declared import value_misfit
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
+from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.spans import Recorder
-from outrider.scheduler import overdue
+from outrider.scheduler import blame, overdue
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Admission, Array, Targets, check_target, disjoint
 from outrider.scheduler.replica import Input, Replica, Slot
 from outrider.scheduler.slots import Slots
 from outrider.scheduler.steady import SIGNATURES, Copies, Signature, SteadyRun
 from outrider.scheduler.watching import Watch
-from outrider.shm.board import ENCODED, NONE, VOID, Layout, number_of, run_of
+from outrider.shm.board import ENCODED, NONE, OWN, VOID, Layout, number_of, run_of
+from outrider.shm.errors import LayoutError
 
 
 class Runner:
@@ -45,7 +49,8 @@ class Runner:
         self.replicas = tuple(replicas)
         slots = [slot for replica in replicas for slot in replica.slots]
         spread = (lambda slot: slot.replica) if len(replicas) > 1 else None  # runs in flight over the replicas
-        self.slots: Slots[Slot] = Slots(slots, queue_size, reject, spread)
+        shut = (lambda slot: slot.replica.troubled) if len(replicas) > 1 else None
+        self.slots: Slots[Slot] = Slots(slots, queue_size, reject, spread, shut)
         self.recorder: Recorder | None = None  # of the session's trace
         self._runs = itertools.count(1)
 
@@ -139,12 +144,13 @@ class Runner:
         assert generation is not None
         steady = slot.repeated
         waited = waited or (steady is not None and steady.complete)  # in `finish_steadily`
-        failed = self._wait(slot, run) if waited or steady is None else self._wait_steadily(slot, steady, run)
+        failed = waited or steady is None or self._wait_steadily(slot, steady, run)
+        failed = failed and self._wait(slot, run)
         if failed:
             slot.pending = 0
             slot.feeds = slot.targets = None
             self._release_results(generation, slot.index, run, ())
-            raise replica.story(run)
+            raise replica.story(slot, run)
         targets = {} if slot.targets is None else slot.targets.arrays
         results: dict[str, Any] = {}
         made = generation.outputs
@@ -153,14 +159,14 @@ class Runner:
         try:
             for name, target in targets.items():
                 if name in made and (steady is None or not steady.holds(name, run)):
-                    layout = self._layout(generation, slot, *made[name])
-                    check_target(name, target, BY_NUMBER[layout.dtype], layout.shape)
+                    layout = self._layout(generation, slot, run, name)
+                    check_target(name, target, BY_NUMBER.get(layout.dtype, "undefined"), layout.shape)
             for name in computed:
                 taken += 1
                 if steady is not None and steady.holds(name, run):
                     results[name] = steady.result(name, targets.get(name), slot.counters)
                 else:
-                    results[name] = self._read(generation, slot, *made[name], targets.get(name))
+                    results[name] = self._read(generation, slot, run, name, targets.get(name))
         finally:
             slot.pending = 0  # not before: what a dead worker has made is kept for runs that have not ended
             if len(results) < len(made):
@@ -335,6 +341,8 @@ class Runner:
             for read, edge in lasts:
                 word = read(edge, slot.index)
                 if run_of(word) != run:
+                    if run_of(word) > run:
+                        blame.accuse(replica, slot, awaited=not earlier)
                     break
                 failed = failed or number_of(word) == VOID
             else:
@@ -349,30 +357,51 @@ class Runner:
             else:
                 overdue.wait(slot, run, watch)
 
-    def _layout(self, generation: Generation, slot: Slot, board: int, edge: int) -> Layout:
-        """What was published on an edge of the slot."""
+    def _layout(self, generation: Generation, slot: Slot, run: int, name: str) -> Layout:
+        """What was published of a result. Raises ProviderContractError if that cannot be."""
+        board, edge = generation.outputs[name]
         reader = generation.sides[board].reader
-        return reader.layout(edge, slot.index, number_of(reader.word(edge, slot.index)))
+        word = reader.word(edge, slot.index)
+        try:
+            if run_of(word) != run:
+                raise LayoutError(f"it is of run {run_of(word)}, and run {run} has ended", what=f"edge {edge}")
+            return reader.layout(edge, slot.index, number_of(word))
+        except LayoutError as error:
+            raise blame.broken(slot.replica, board, name, str(error)) from error
 
-    def _read(self, generation: Generation, slot: Slot, board: int, edge: int, target: Array | None) -> Any:
-        """A result of the caller's own: in its target, or copied, or leased from the worker's output pool."""
+    def _read(self, generation: Generation, slot: Slot, run: int, name: str, target: Array | None) -> Any:
+        """A result of the caller's own: in its target, or copied, or leased from the worker's output pool.
+
+        Raises ProviderContractError if it is none of these.
+        """
+        board, edge = generation.outputs[name]
         side = generation.sides[board]
-        layout = self._layout(generation, slot, board, edge)
+        layout = self._layout(generation, slot, run, name)
         if layout.kind == NONE:
             return None
-        if target is not None:
-            if generation.reach.find(target) != (layout.memory, layout.offset):
+        try:
+            if target is not None and generation.reach.find(target) == (layout.memory, layout.offset):
+                return target
+            if layout.memory != OWN and layout.block is None:
+                raise LayoutError("it lies where another array of the caller's may be", what="memory")
+            if target is not None:
                 np.copyto(target, generation.result(board, layout))
                 slot.counters.add(layout.nbytes)
                 if layout.block is not None:
                     side.leases.release_now(layout.block)
-            return target
-        segment = side.reader.segment
-        if layout.kind == ENCODED:
-            slot.counters.add(layout.nbytes)
-            return values.decode(segment.view[layout.offset : layout.offset + layout.nbytes])
-        if layout.block is not None:
-            return side.leases.lease(layout, numpy_dtype(BY_NUMBER[layout.dtype]))
+                return target
+            if layout.kind == ENCODED:
+                slot.counters.add(layout.nbytes)
+                view = side.reader.memory_of(layout).view
+                value = values.decode(view[layout.offset : layout.offset + layout.nbytes])
+                misfit = value_misfit(side.declared.edges[edge], value)
+                if misfit:
+                    raise LayoutError(misfit, what="value")
+                return value
+            if layout.block is not None:
+                return side.leases.lease(layout, numpy_dtype(BY_NUMBER[layout.dtype]))
+        except (LayoutError, WireError) as error:
+            raise blame.broken(slot.replica, board, name, str(error)) from error
         slot.counters.add(layout.nbytes)
         return generation.result(board, layout).copy()
 
@@ -383,6 +412,7 @@ class Runner:
             word = side.reader.word(edge, slot)
             if (board, edge) in kept or run_of(word) != run or number_of(word) == VOID:
                 continue
-            block = side.reader.layout(edge, slot, number_of(word)).block
-            if block is not None:
-                side.leases.release_now(block)
+            with contextlib.suppress(LayoutError):  # a malformed one is nobody's; who made it is told by its reader
+                block = side.reader.layout(edge, slot, number_of(word)).block
+                if block is not None:
+                    side.leases.release_now(block)

@@ -105,8 +105,6 @@ class InferenceSession:
             if not workers:
                 raise ProviderUnavailableError("no provider of this session has started", reason="none started")
             self._fleet = fleet
-            for worker in workers:
-                fleet.revive(worker)
             self._resources.workers = workers
             self._runner = self._replicated(loaded, fleet, workers, chosen)
             for replica in self._runner.replicas:

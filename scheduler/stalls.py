@@ -72,6 +72,8 @@ class StallWarnings:
         self._since = {place: self._since.get(place, now) for place in found}
         for place in self._stall.look(now, found):
             self._warn(place, found[place], now - self._since[place])
+        for listener in list(self._monitor.listeners.values()):
+            listener.look()
         self._monitor.call_later(self.EVERY, self.look)
 
     def _at(self, one: Incarnation) -> tuple[_Place, list[str]] | None:

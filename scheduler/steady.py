@@ -240,11 +240,14 @@ class SteadyRun:
             os.eventfd_write(bell, 1)
 
     def ended(self, run: int) -> bool | None:
-        """None while a last partition is not done with `run`; then whether one of them is void."""
+        """None while a last partition is not done with `run`; then whether one of them is void.
+
+        A word of a later run, which nobody has begun, counts as one of this: `results` does not find what it looks for.
+        """
         void = False
         for words, index in self._lasts:
             word = words[index]
-            if word >> 16 != run:
+            if word >> 16 < run:
                 return None
             void = void or not word & 0xFFFF
         return void
@@ -275,7 +278,7 @@ class SteadyRun:
             if name not in wanted:
                 reader = self.generation.sides[board].reader
                 number = number_of(reader.word(edge, slot))
-                pooled = pooled or reader.layout(edge, slot, number).block is not None
+                pooled = reader.layout(edge, slot, number).block is not None or pooled
                 at, version = reader.version_at(edge, slot, number)
                 self._unwanted.append((reader.words, reader.index(edge, slot), number, at, version))
         self.complete = list(self._results) == list(wanted) and not pooled

@@ -22,6 +22,7 @@ from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler import recovery, story
 from outrider.scheduler.errors import OutriderError, SessionClosedError, WorkerDiedError
+from outrider.scheduler.evidence import set_right
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.replica import Outage, Replica, Slot
@@ -30,6 +31,9 @@ from outrider.scheduler.trace import Tracing
 from outrider.scheduler.worker import Incarnation, Worker
 
 log = logging.getLogger("outrider.session")
+
+JOIN_SECONDS = 5.0
+MUSTER_SECONDS = 30.0  # that a session waits for others to load
 
 
 class Supervisor:
@@ -56,6 +60,7 @@ class Supervisor:
         self.planning = threading.RLock()
         """Held by who plans and loads: the supervisor, or a session that is made or learns."""
         replica.supervise = self._on_death
+        replica.respare = self._on_spare_lost
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -78,17 +83,23 @@ class Supervisor:
         self.call(lambda: self._handle(event))
 
     def refuse(self, generation: int, nodes: list[str], provider: str, reason: str) -> None:
-        """A provider takes its claim on these nodes back, as they cannot be compiled for a new shape."""
+        """A provider takes its claim on these nodes back, as they cannot be compiled for a new shape.
+
+        `Replica.settled` waits for what comes of that.
+        """
 
         def refused() -> None:
-            present = self.replica.generation
-            if present is None or present.number != generation:
-                return  # somebody else has said so
-            position = next(i for i, worker in enumerate(self.placer.workers) if worker.name == provider)
-            self.placer.take_back(position, nodes, reason)
-            self._handle(recovery.Refused(self.placer.workers[position].index + 1))
+            try:
+                present = self.replica.generation
+                if present is None or present.number != generation:
+                    return  # somebody else has said so
+                position = next(i for i, worker in enumerate(self.placer.workers) if worker.name == provider)
+                self.placer.take_back(position, nodes, reason)
+                self._handle(recovery.Refused(self.placer.workers[position].index + 1))
+            finally:
+                self.replica.refused(-1)
 
-        self.replica.begin_to_move()
+        self.replica.refused(1)
         self.call(refused)
 
     def close(self) -> None:
@@ -97,10 +108,10 @@ class Supervisor:
             self._closed = True
             self._told.notify_all()
         self.deployer.abandon()
-        self.fleet.leave(self.deployer.session)
+        self.fleet.excuse(self.deployer.session, self.placer.workers)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(JOIN_SECONDS)  # on a shared fleet a worker may take longer to start
 
     # On its thread --------------------------------------------------------------------------------------------------
     def _serve(self) -> None:
@@ -132,6 +143,7 @@ class Supervisor:
                 todo += self.replica.recovery.handle(told)
         if self.replica.outage is not None:
             self.replica.wake()
+        self._slots.look()
 
     def _carry_out(self, instruction: recovery.Instruction) -> recovery.Event | None:
         if isinstance(instruction, recovery.Fail):
@@ -166,13 +178,14 @@ class Supervisor:
         board = worker.index + 1
         if present is None or present.number != generation or present.sides[board].serving is not one:
             return
-        if one.spared:
-            running = None  # whoever had it killed has ended that run
+        if running is not None and present.cancelled(running.slot, running.run):
+            running = None  # nobody waits for that run any more
         flights = tuple(replica.flights())
         in_flight = {run for _, run in flights}
         replica.attempts = {run: told for run, told in replica.attempts.items() if run in in_flight}
         self._died = one
-        quarantined = running is not None and self._blame(present.partition_nodes[running.partition], worker)
+        blamed = running if not one.spared else None
+        quarantined = blamed is not None and self._blame(present.partition_nodes[blamed.partition], worker)
         self._log.warning("%s", _first_line(one))
         wait = worker.restarts.wait(time.monotonic())
         self._handle(recovery.Died(board, one.number, running, flights, wait, quarantined))
@@ -204,7 +217,7 @@ class Supervisor:
     def _lost(self, board: int, error: OutriderError) -> recovery.Lost:
         worker = self._worker(board)
         self._why = error
-        worker.current.muster.arrive(self.deployer.session)
+        self.fleet.excuse(self.deployer.session, [worker])
         if isinstance(error, WorkerDiedError):
             return recovery.Lost(board, worker.restarts.wait(time.monotonic()))
         seconds = error.seconds if isinstance(error, ProviderUnavailableError) else None
@@ -234,9 +247,12 @@ class Supervisor:
         assert generation is not None
         if one.number != incarnation:
             return recovery.Lost(board, 0.0)
-        if not one.muster.complete(self.deployer.deadline):
+        if not one.muster.complete(min(self.deployer.deadline, MUSTER_SECONDS)):
             name = one.worker.name
             self._log.warning("another session has not loaded its part into worker %s; this one goes on", name)
+        if board in generation.spoilt:
+            set_right(generation, board)
+            generation.spoilt.discard(board)
         self.replica.about_to_serve(board, one)
         try:
             self.deployer.resume(generation, board, one, self.replica.flights())
@@ -254,6 +270,8 @@ class Supervisor:
     def _move(self) -> recovery.Event:
         replica = self.replica
         replica.begin_to_move()
+        self._slots.look()
+        self.fleet.excuse(self.deployer.session, self.placer.workers)
         self._slots.take_all(replica.slots)
         try:
             if replica.closed:
@@ -283,7 +301,12 @@ class Supervisor:
                 if away and not self.options.fallback:
                     raise next(iter(away.values()))
                 if blueprint is None or away:
-                    blueprint = self.placer.replan({worker: str(error.reason) for worker, error in away.items()})
+                    try:
+                        blueprint = self.placer.replan({worker: str(error.reason) for worker, error in away.items()})
+                    except OutriderError as error:
+                        if attempts:  # that is why
+                            raise next(reversed(attempts.values()))[-1] from error
+                        raise
                 try:
                     generation = self.deployer.deploy(blueprint)
                 except WorkerDiedError as death:
@@ -302,6 +325,9 @@ class Supervisor:
                     self.placer.refuse(blueprint, generation.refused)
                     blueprint = None
                     continue
+                if self._closed:
+                    generation.close()
+                    raise SessionClosedError("the session was closed", what="session")
                 self.replica.install(blueprint, generation)
                 self._tracing.installed(self.replica)
                 self.keep_spares()
@@ -366,6 +392,7 @@ class Supervisor:
             reason = f"it died {gone[0].restarts.in_a_row} times in a row" if gone else "nothing can be placed"
         cause = why or (None if one is None else one.death)
         self._why = None
+        self.fleet.excuse(self.deployer.session, gone)
         self.replica.go_down(Outage(provider, reason, now + down.wait, cause))
         self._after(down.wait)
 
@@ -381,6 +408,10 @@ class Supervisor:
             return
         for board, side in generation.sides.items():
             self.call(functools.partial(self._prepare, generation, board, side.worker))
+
+    def _on_spare_lost(self, worker: Worker) -> None:
+        if self.options.spares and worker in self.placer.workers:
+            self.later(min(2.0 ** min(worker.spare_deaths, 6), 60.0), self.keep_spares)
 
     def _prepare(self, generation: Generation, board: int, worker: Worker) -> None:
         if self.replica.generation is not generation or not worker.alive:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+_WALKS = 20  # through all edges, to tell which group is to blame for a cycle
+
 Edge = tuple[int, int]
 _Group = tuple[int, frozenset[int]]  # position among all groups, members
 
@@ -66,6 +68,41 @@ def strong_components(edges: Iterable[Edge]) -> dict[int, int]:
                             break
                     found += 1
     return component
+
+
+def left_and_entered(edges: Sequence[Edge], groups: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """The first of the disjoint `groups` that some path leaves and enters again, and a vertex outside on such a path.
+
+    `edges` lead from smaller to larger numbers. Groups that are in each other's way only together are not meant. None
+    if there is no such group, or if none is found within a few times the work of reading the edges.
+    """
+    at = _joined([(position, frozenset(members)) for position, members in enumerate(groups)])
+    contracted = [(at.get(source, source), at.get(target, target)) for source, target in edges]
+    component = strong_components((source, target) for source, target in contracted if source != target)
+    size: dict[int, int] = {}
+    for number in component.values():
+        size[number] = size.get(number, 0) + 1
+    following: dict[int, list[int]] = {}  # within a component that has a cycle
+    for (source, target), (one, other) in zip(edges, contracted, strict=True):
+        if one == other or (component[one] == component[other] and size[component[one]] > 1):
+            following.setdefault(source, []).append(target)
+    left = _WALKS * (len(edges) + 1)
+    for position, members in enumerate(groups):
+        inside, last = frozenset(members), max(members)
+        if size.get(component.get(at[members[0]], -1), 1) == 1:
+            continue
+        work = [target for member in inside for target in following.get(member, ()) if target not in inside]
+        seen = set(work)
+        while work and left > 0:
+            vertex = work.pop()
+            for target in following.get(vertex, ()):
+                left -= 1
+                if target in inside:
+                    return position, vertex
+                if target < last and target not in seen:
+                    seen.add(target)
+                    work.append(target)
+    return None
 
 
 def cyclic_groups(edges: Sequence[Edge], groups: Sequence[Sequence[int]]) -> set[int]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from outrider.shm.errors import LayoutError
@@ -214,7 +214,8 @@ class BoardReader:
     """The reading side of a board: raw words, and layouts that are checked before anyone builds an array on them.
 
     It may be made before the writer has written its header. `memories`: what this reader has mapped of the memories
-    that layouts may name beside the writer's segment, by number.
+    that layouts may name beside the writer's segment, by number. `misfit` says why a layout that is well-formed in
+    itself is none of its edge's, '' if it is one: it is asked once per record.
     """
 
     def __init__(
@@ -224,8 +225,10 @@ class BoardReader:
         slots: int,
         generation: int,
         memories: Mapping[int, Segment] | None = None,
+        misfit: Callable[[int, Layout], str] | None = None,
     ) -> None:
         self.segment = segment
+        self._misfit = misfit
         self._memories = dict(memories or {})
         self._words = self.words = segment.words
         self._slots = slots
@@ -266,6 +269,9 @@ class BoardReader:
         layout = self._checked(edge, slot, number, self._words[at + 1 : at + _RECORD].tolist())
         if version == 0 or self._words[at] != version:
             raise self._malformed(edge, slot, number, "its record is not complete")
+        reason = self._misfit(edge, layout) if self._misfit is not None else ""
+        if reason:
+            raise self._malformed(edge, slot, number, reason, layout.offset, layout.nbytes)
         self._layouts[at] = (version, layout)
         return layout
 

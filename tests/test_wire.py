@@ -82,6 +82,30 @@ def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
         messages.unpack(body)
 
 
+@quick
+@given(any_message(), st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=6))
+def test_a_damaged_message_is_an_error_or_a_message_never_a_crash(message: Any, damage: list[tuple[int, int]]) -> None:
+    body = bytearray(messages.pack(message))
+    for place, value in damage:
+        body[place % len(body)] = value
+    with contextlib.suppress(WireError, ProtocolMismatchError):
+        assert type(messages.unpack(bytes(body))).__name__ in messages.CATALOGUE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x81\x91\x01\x01",  # a list as the key of a map
+        msgpack.packb({1: 2, "a": 3, "type": "Stop", "protocol": messages.PROTOCOL}),  # keys that have no order
+        b"\x91" * 100_000,
+        b"\xdf\xff\xff\xff\xff",
+    ],
+)
+def test_bytes_that_are_hard_to_refuse(body: bytes) -> None:
+    with pytest.raises(WireError):
+        messages.unpack(body)
+
+
 def test_another_protocol_is_refused_with_both_versions() -> None:
     body = msgpack.unpackb(messages.pack(messages.Stop()))
     body["protocol"] = 7
@@ -151,6 +175,49 @@ def test_a_damaged_value_is_an_error_or_a_value_never_a_crash(value: Any, data: 
     cut = data.draw(st.integers(0, len(body)))
     with contextlib.suppress(WireError):
         values.decode(memoryview(body)[:cut])
+
+
+def encoded(header: Any, data: bytes = b"") -> memoryview:
+    packed = msgpack.packb(header)
+    lead = len(packed).to_bytes(8, "little") + packed
+    return memoryview(lead + b"\0" * (-len(lead) % 64) + data)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    header: dict[str, Any] = {"kind": "none"}
+    for _ in range(depth):
+        header = {"kind": "list", "items": [header]}
+    return header
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        encoded({"kind": "tensor", "dtype": "float64", "shape": [1 << 40], "offset": 0, "nbytes": 8}, bytes(8)),
+        encoded({"kind": "tensor", "dtype": "float64", "shape": [1 << 63], "offset": 0, "nbytes": 8}, bytes(8)),
+        encoded({"kind": "tensor", "dtype": "float64", "shape": [-1], "offset": 0, "nbytes": 8}, bytes(8)),
+        encoded({"kind": "tensor", "dtype": "float64", "shape": [1], "offset": -8, "nbytes": 8}, bytes(8)),
+        encoded({"kind": "tensor", "dtype": "string", "shape": [1], "offset": 0, "nbytes": 8}, bytes(8)),
+        encoded({"kind": "tensor", "dtype": "undefined", "shape": [1], "offset": 0, "nbytes": 8}, bytes(8)),
+        encoded({"kind": "tensor", "dtype": ["a"], "shape": [1], "offset": 0, "nbytes": 8}, bytes(8)),
+        encoded({"kind": "string", "shape": [1 << 40], "offset": 0, "nbytes": 3}, msgpack.packb(["a"])),
+        encoded({"kind": "string", "shape": [2], "offset": 0, "nbytes": 3}, msgpack.packb(["a"])),
+        encoded({"kind": "string", "shape": [1], "offset": 0, "nbytes": 2}, msgpack.packb([7])),
+        encoded({"kind": "map", "keys": [[1]], "values": [{"kind": "none"}]}),
+        encoded({"kind": "bribe", "shape": [], "offset": 0, "nbytes": 0}),
+        encoded(7),
+        encoded(nested(values.MAX_DEPTH + 1)),
+        memoryview(b"\xff" * 64),
+        memoryview(b""),
+    ],
+)
+def test_an_encoded_value_asks_for_no_more_than_is_there(value: memoryview) -> None:
+    with pytest.raises(WireError):
+        values.decode(value)
+
+
+def test_values_nest_deep_enough() -> None:
+    assert values.decode(encoded(nested(3))) == [[[None]]]
 
 
 def test_a_value_without_an_onnx_type_is_refused() -> None:

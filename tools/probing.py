@@ -146,9 +146,8 @@ def _claims(
         asked.append(fleet.monitor.request(worker, message, ("Claims", session, number)))
     verdict = Verdict()
     for future in asked:
-        verdict = claim_verdict(worker, future, start + deadline - time.perf_counter(), deadline)
+        verdict = claim_verdict(fleet.monitor, worker, future, start + deadline - time.perf_counter(), deadline)
         if not verdict.good:
-            fleet.monitor.kill(worker, verdict.reason)
             return verdict, None
     answers = [future.result() for future in asked]
     return verdict, _answered(worker, graph, path, shown, answers, time.perf_counter() - start)

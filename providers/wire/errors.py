@@ -23,6 +23,12 @@ class KernelError(OutriderError, RuntimeError):
     _fields = ("provider", "node", "op", "opset", "inputs", "cause", "remote_traceback")
 
 
+class BrokenEdgeError(OutriderError, ValueError):
+    """What another worker wrote for `value` on `edge` of `board` cannot be read, for this `reason`."""
+
+    _fields = ("value", "board", "edge", "reason")
+
+
 class RunCancelledError(OutriderError, RuntimeError):
     """The run was cancelled, by its CancelToken or its Future. `reason` says by what."""
 

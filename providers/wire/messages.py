@@ -320,7 +320,8 @@ def _checked(kind: type[Any], body: dict[str, Any]) -> Any:
             )
     surplus = body.keys() - hints.keys()
     if surplus:
-        raise WireError(f"{kind.__name__} has no field {sorted(surplus)}", where=kind.__name__, reason="surplus field")
+        names = ", ".join(sorted(map(repr, surplus)))
+        raise WireError(f"{kind.__name__} has no field {names}", where=kind.__name__, reason="surplus field")
     return kind(**body)
 
 
@@ -349,7 +350,7 @@ def unpack(body: bytes) -> Message:
         raise WireError(f"a message of {len(body)} bytes is over {MAX_BYTES}", where="message", reason="too large")
     try:
         plain = msgpack.unpackb(body, raw=False, strict_map_key=False)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:  # TypeError: a list as a map's key
         raise WireError(f"a message is no msgpack: {error}", where="message", reason="not msgpack") from error
     if type(plain) is not dict:
         raise WireError("a message must be a map", where="message", reason="wrong type")

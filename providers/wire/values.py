@@ -8,6 +8,7 @@ its offset from the end of the padded header and its length in bytes. Tensors ar
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from outrider.providers.wire.dtypes import numpy_dtype, onnx_name
+from outrider.providers.wire.dtypes import numpy_dtype, onnx_name, storage_bytes
 from outrider.providers.wire.errors import WireError
 
 _ALIGN = 64
+MAX_DEPTH = 64  # values in values; ONNX has types for three
 Buffer = bytes | memoryview
 
 
@@ -82,40 +84,50 @@ def size(chunks: Sequence[Buffer]) -> int:
 
 
 def decode(view: memoryview) -> Any:
-    """The value in `view`, in memory of its own. Raises WireError when the bytes are malformed."""
+    """The value in `view`, in memory of its own. Raises WireError when the bytes are malformed.
+
+    Whoever wrote them is not trusted: no more memory is asked for than the bytes that are there can fill.
+    """
     try:
         (count,) = struct.unpack_from("<Q", view, 0)
         if count > len(view) - 8:
             raise WireError("the header is longer than the value", where="value", reason="out of bounds")
         header = msgpack.unpackb(bytes(view[8 : 8 + count]), strict_map_key=False)
-        return _build(header, view[_padded(8 + count) :])
+        return _build(header, view[_padded(8 + count) :], 0)
     except WireError:
         raise
     except (ValueError, TypeError, KeyError, struct.error, msgpack.exceptions.UnpackException) as error:
         raise WireError(f"an encoded value is malformed: {error}", where="value", reason="malformed") from error
 
 
-def _build(item: dict[str, Any], view: memoryview) -> Any:
+def _build(item: dict[str, Any], view: memoryview, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise WireError(f"values nest more than {MAX_DEPTH} deep", where="value", reason="too deep")
     kind = item["kind"]
     if kind == "none":
         return None
     if kind == "list":
-        return [_build(one, view) for one in item["items"]]
+        return [_build(one, view, depth + 1) for one in item["items"]]
     if kind == "map":
-        return dict(zip(item["keys"], (_build(one, view) for one in item["values"]), strict=True))
+        return dict(zip(item["keys"], (_build(one, view, depth + 1) for one in item["values"]), strict=True))
     start, nbytes, shape = item["offset"], item["nbytes"], tuple(item["shape"])
     if start < 0 or nbytes < 0 or start + nbytes > len(view):
         raise WireError("a buffer lies outside of its value", where="value", reason="out of bounds")
+    if any(type(dim) is not int or not 0 <= dim < 1 << 62 for dim in shape):
+        raise WireError(f"no shape is {shape!r:.60}", where="value", reason="malformed")
     data = view[start : start + nbytes]
     if kind == "string":
+        given = msgpack.unpackb(bytes(data))
+        if type(given) is not list or len(given) != math.prod(shape) or any(type(text) is not str for text in given):
+            raise WireError(f"what should be strings{list(shape)} is not", where="value", reason="wrong size")
         texts = np.empty(shape, dtype=object)
-        texts.ravel()[:] = msgpack.unpackb(bytes(data))
+        texts.reshape(-1)[:] = given
         return texts
     if kind == "tensor":
         dtype = numpy_dtype(item["dtype"])
-        array = np.empty(shape, dtype)
-        if array.nbytes != nbytes:
+        if storage_bytes(item["dtype"], math.prod(shape)) != nbytes:
             raise WireError(f"{nbytes} bytes for {item['dtype']}{list(shape)}", where="value", reason="wrong size")
+        array = np.empty(shape, dtype)
         if nbytes:
             array.reshape(-1).view(np.uint8)[:] = data
         return array
