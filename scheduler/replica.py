@@ -20,8 +20,9 @@ from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import BrokenEdgeError, WireError
 from outrider.scheduler import blame, recovery
+from outrider.scheduler.closing import closed_error
 from outrider.scheduler.deploy import Deployer
-from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.evidence import begun, first_void
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.generation import Generation
@@ -219,13 +220,17 @@ class Replica:
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; everybody was told by `on_dying`."""
         generation = self.generation
-        if generation is not None:
-            for board, side in generation.sides.items():
-                if side.serving is one:
+        if generation is None:
+            return
+        for board, side in generation.sides.items():
+            with self._lock:  # whoever has it serve looks too, as it may have died before
+                fresh = side.serving is one and board not in self.stalled
+                if fresh:
                     self.stalled.add(board)
-                    self.supervise(self, generation.number, one)
-                    if self.ended:
-                        self.wake()  # what waits for it does so in vain
+            if fresh:
+                self.supervise(self, generation.number, one)
+                if self.ended:
+                    self.wake()  # what waits for it does so in vain
 
     def on_spare_lost(self, worker: Worker) -> None:
         """The spare of a worker died."""
@@ -266,6 +271,8 @@ class Replica:
         self._baselines[board] = self._done_words(generation, board)
         self.stalled.discard(board)
         generation.sides[board].serving = one
+        if one.death is not None:
+            self.on_death(one)
 
     def serves_again(self) -> None:
         """A board has a worker again."""
@@ -338,7 +345,7 @@ class Replica:
     def check(self, slot: Slot | None = None, run: int = 0) -> None:
         """Raises what ends a run, or keeps one from beginning (without `run`): an error, or RunAgain."""
         if self.closed:
-            raise SessionClosedError("the session was closed", what="session")
+            raise closed_error("session", "the session was closed")
         if run:
             with self._lock:
                 verdict = self._verdicts.pop(run, None)
@@ -348,21 +355,20 @@ class Replica:
         generation, outage = self.generation, self.outage
         if not (self.moving or outage is not None) or generation is None:
             return
-        death: OutriderError | None = None
+        told = self.attempts.get(run)  # deaths while it was running
         if run:
             assert slot is not None
             waits = [board for board in self.stalled if generation.owed(board, slot.index, run)]
             if not waits:
                 return
-            told = self.attempts.get(run)
             death = told[-1] if told else generation.sides[waits[0]].serving.death
             if generation.random and death is not None:
                 raise same_again(death)
         if outage is not None and (math.isinf(outage.until) or time.monotonic() < outage.until):
-            if run in self.attempts and death is not None:  # it was running
-                raise same_again(death)
+            if told:  # it was running
+                raise same_again(told[-1])
             raise outage.error() from outage.cause
-        raise RunAgain(death)
+        raise RunAgain(told[-1] if told else None)
 
     def dismiss(self, run: int) -> None:
         """A run whose caller had left has come to its end."""
@@ -409,7 +415,7 @@ class Replica:
         if found is not None:
             return found
         if told:
-            return SessionClosedError("the session was closed while a run was failing", what="session")
+            return closed_error("session", "the session was closed while a run was failing")
         partition, board = first_void(generation, slot.index, run) or (0, generation.dones[0][0])
         if generation.sides[board].serving is not serving[board] or serving[board].death is not None:
             return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])

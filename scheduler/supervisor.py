@@ -21,7 +21,8 @@ from dataclasses import replace
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler import recovery, story
-from outrider.scheduler.errors import OutriderError, SessionClosedError, WorkerDiedError
+from outrider.scheduler.closing import closed_error
+from outrider.scheduler.errors import OutriderError, WorkerDiedError
 from outrider.scheduler.evidence import set_right
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.numbering import Blueprint
@@ -129,8 +130,8 @@ class Supervisor:
             try:
                 action()
             except Exception as error:  # a fault of ours: nobody may be left waiting
-                if self._closed:
-                    return
+                if self.replica.closed:
+                    continue
                 log.critical("the supervisor of a session failed", exc_info=True)
                 self.replica.go_down(Outage("outrider", f"its supervisor failed: {error!r}", math.inf))
                 self.replica.wake()
@@ -230,7 +231,7 @@ class Supervisor:
             return recovery.Lost(board, 0.0)  # another session's death has brought one more
         try:
             refused = [] if self.deployer.holds(generation, one) else self.deployer.load_again(generation, board, one)
-        except (WorkerDiedError, ProviderUnavailableError) as error:
+        except OutriderError as error:
             return self._lost(board, error)
         finally:
             one.muster.arrive(self.deployer.session)
@@ -296,7 +297,7 @@ class Supervisor:
             late: dict[Worker, str] = {}
             while True:
                 if self._closed:
-                    raise SessionClosedError("the session was closed", what="session")
+                    raise closed_error("session", "the session was closed")
                 away = self._unusable(late)
                 if away and not self.options.fallback:
                     raise next(iter(away.values()))
@@ -327,7 +328,7 @@ class Supervisor:
                     continue
                 if self._closed:
                     generation.close()
-                    raise SessionClosedError("the session was closed", what="session")
+                    raise closed_error("session", "the session was closed")
                 self.replica.install(blueprint, generation)
                 self._tracing.installed(self.replica)
                 self.keep_spares()
@@ -425,6 +426,9 @@ class Supervisor:
                     self._log.warning("a spare of worker %s refuses what it should load: %s", worker.name, reason)
         except (WorkerDiedError, ProviderUnavailableError) as error:
             self._log.warning("there is no spare of worker %s: %s", worker.name, error)
+            if isinstance(error, ProviderUnavailableError):  # a death is told of by the monitor
+                worker.spare_deaths += 1
+                self._on_spare_lost(worker)
 
 
 def _first_line(one: Incarnation) -> str:
