@@ -34,6 +34,7 @@ from outrider.scheduler.launch import launch
 from outrider.scheduler.log_queue import LogQueue
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
+from outrider.scheduler.overdue import Working
 from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
@@ -72,8 +73,8 @@ class Listener(Protocol):
     def look(self) -> None:
         """Look whether a worker says of a run in flight what cannot be. Called now and then."""
 
-    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
-        """The run in a slot and the nodes of a partition, if there are such."""
+    def working(self) -> list[tuple[int, Working]]:
+        """The runs in flight, and where workers are in them."""
 
 
 class Monitor(threading.Thread):
