@@ -45,6 +45,7 @@ class Supervisor:
         self.placer = replica.placer
         self.deployer = replica.deployer
         self.fleet = replica.deployer.fleet
+        self._log = self.fleet.monitor.log_queue.logger(log.name)
         self.options = replica.placer.options
         self._slots = slots
         self._tracing = tracing
@@ -187,7 +188,7 @@ class Supervisor:
         self._died, self._mending = one, present
         blamed = running if not one.spared else None
         quarantined = blamed is not None and self._blame(present.partition_nodes[blamed.partition], worker)
-        log.warning("%s", _first_line(one))
+        self._log.warning("%s", _first_line(one))
         wait = worker.restarts.wait(time.monotonic())
         self._handle(recovery.Died(board, one.number, running, flights, wait, quarantined))
 
@@ -251,7 +252,9 @@ class Supervisor:
     def _resume(self, board: int, incarnation: int) -> recovery.Event | None:
         one = self._worker(board).current
         if one.number == incarnation and not one.muster.complete(min(self.deployer.deadline, MUSTER_SECONDS)):
-            log.warning("another session has not loaded its part into worker %s; this one goes on", one.worker.name)
+            self._log.warning(
+                "another session has not loaded its part into worker %s; this one goes on", one.worker.name
+            )
         with self.planning:
             generation, one = self._mending, self._worker(board).current
             if generation is None or generation is not self.replica.generation:
@@ -286,7 +289,7 @@ class Supervisor:
             away = self.place()
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
-            log.warning("a session cannot be placed anew: %s", str(error))
+            self._log.warning("a session cannot be placed anew: %s", error)
             return recovery.Stuck(self._soonest())
         finally:
             self._slots.give_all()
@@ -388,7 +391,7 @@ class Supervisor:
             if not self.options.fallback:
                 raise death
             self.placer.notes.append(f"{worker.name} died when it loaded its part of the model")
-        log.warning("%s", death.message.splitlines()[0])
+        self._log.warning("%s", death.message.splitlines()[0])
 
     def _soonest(self) -> float:
         """Seconds until a provider that may not be started now may be; inf if none ever."""
@@ -443,9 +446,10 @@ class Supervisor:
                     return
                 refused = self.deployer.load_again(generation, board, spare)
                 if refused:
-                    log.warning("a spare of worker %s refuses what it should load: %s", worker.name, refused[0][2])
+                    reason = refused[0][2]
+                    self._log.warning("a spare of worker %s refuses what it should load: %s", worker.name, reason)
         except (WorkerDiedError, ProviderUnavailableError) as error:
-            log.warning("there is no spare of worker %s: %s", worker.name, str(error))
+            self._log.warning("there is no spare of worker %s: %s", worker.name, error)
             if isinstance(error, ProviderUnavailableError):  # a death is told of by the monitor
                 worker.spare_deaths += 1
                 self._on_spare_lost(worker)
