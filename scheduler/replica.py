@@ -6,7 +6,6 @@ a generation that lives on when a worker of it has died (`supervisor.py`), or is
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -150,7 +149,6 @@ class Replica:
         self.attempts: dict[int, list[WorkerDiedError]] = {}  # run -> deaths that it has survived
         self._baselines: dict[int, list[int]] = {}  # board -> its done words when its worker began to serve
         self._stories: dict[int, tuple[int, OutriderError]] = {}  # run -> board of who tells it, and what
-        self._numbers = itertools.count()
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._told = threading.Condition(self._lock)
 
@@ -238,7 +236,8 @@ class Replica:
 
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
-        self.closed = self.ended = True
+        with self._lock:
+            self.closed = self.ended = True
         self.wake()
 
     def look(self) -> None:
@@ -277,7 +276,7 @@ class Replica:
             self._settle()
 
     def _settle(self) -> None:
-        """Whether those who wait have to look any more. Called with the lock held."""
+        """Whether those who wait have to look any more. Called with the lock held, as all that it reads is changed."""
         self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
 
     def end(self, slot: int, run: int, error: OutriderError) -> None:
@@ -285,10 +284,10 @@ class Replica:
         generation = self.generation
         if generation is None or self.slots[slot].pending != run:
             return
+        generation.board.publish(messages.CANCEL, slot, run, 1)
         with self._lock:
             self._verdicts[run] = error
-        generation.board.publish(messages.CANCEL, slot, run, 1)
-        self.ended = True
+            self.ended = True
         self.slots[slot].bell.ring()
 
     def refused(self, count: int) -> None:
@@ -299,13 +298,15 @@ class Replica:
 
     def begin_to_move(self) -> None:
         """Runs that wait for a dead worker begin again elsewhere; the others go on to their end."""
-        self.moving = self.ended = True
-        self.outage = None
+        with self._lock:
+            self.moving = self.ended = True
+            self.outage = None
         self.wake()
 
     def go_down(self, outage: Outage) -> None:
         """No run can be served that needs a dead worker, and none may begin. `wake` tells those who wait."""
-        self.outage, self.moving, self.ended = outage, False, True
+        with self._lock:
+            self.outage, self.moving, self.ended = outage, False, True
 
     # Called by who has taken all slots of the replica, or before anybody runs ----------------------------------------
     def release(self) -> None:
@@ -324,15 +325,15 @@ class Replica:
         """Use a new generation."""
         self.release()
         self.blueprint = blueprint
+        self._baselines = {board: self._done_words(generation, board) for board in generation.sides}
         with self._lock:
             self._verdicts.clear()
             self.attempts.clear()
             self.dying.clear()
-        self.stalled.clear()
-        self.outage, self.moving = None, False
-        self._baselines = {board: self._done_words(generation, board) for board in generation.sides}
-        self.generation = generation
-        self.ended = self.closed
+            self.stalled.clear()
+            self.outage, self.moving = None, False
+            self.generation = generation
+            self._settle()
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
             if side.serving.death is not None:
                 self.on_death(side.serving)
