@@ -21,7 +21,8 @@ from dataclasses import replace
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler import recovery, story
-from outrider.scheduler.errors import OutriderError, SessionClosedError, WorkerDiedError
+from outrider.scheduler.closing import closed_error
+from outrider.scheduler.errors import OutriderError, WorkerDiedError
 from outrider.scheduler.evidence import set_right
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.numbering import Blueprint
@@ -128,8 +129,8 @@ class Supervisor:
             try:
                 action()
             except Exception as error:  # a fault of ours: nobody may be left waiting
-                if self._closed:
-                    return
+                if self.replica.closed:
+                    continue
                 log.critical("the supervisor of a session failed", exc_info=True)
                 self.replica.go_down(Outage("outrider", f"its supervisor failed: {error!r}", math.inf))
                 self.replica.wake()
@@ -277,7 +278,7 @@ class Supervisor:
             away = self.place()
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
-            log.warning("a session cannot be placed anew: %s", error)
+            log.warning("a session cannot be placed anew: %s", str(error))
             return recovery.Stuck(self._soonest())
         finally:
             self._slots.give_all()
@@ -294,7 +295,7 @@ class Supervisor:
             late: dict[Worker, str] = {}
             while True:
                 if self._closed:
-                    raise SessionClosedError("the session was closed", what="session")
+                    raise closed_error("session", "the session was closed")
                 away = self._unusable(late)
                 if away and not self.options.fallback:
                     raise next(iter(away.values()))
@@ -325,7 +326,7 @@ class Supervisor:
                     continue
                 if self._closed:
                     generation.close()
-                    raise SessionClosedError("the session was closed", what="session")
+                    raise closed_error("session", "the session was closed")
                 self.replica.install(blueprint, generation)
                 self._tracing.installed(self.replica)
                 self.keep_spares()
