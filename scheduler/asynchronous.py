@@ -18,13 +18,17 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from outrider.scheduler.cancelling import CancelToken
-from outrider.scheduler.errors import RunCancelledError, SessionClosedError
+from outrider.scheduler.closing import closed_error
+from outrider.scheduler.errors import RunCancelledError
 from outrider.scheduler.options import RunOptions, SessionOptions
+from outrider.scheduler.pickling import refusing
 from outrider.scheduler.replica import Slot, busy
 from outrider.scheduler.slots import Hold, Slots, Ticket
 from outrider.scheduler.watching import Watch, watch_for
 
 log = logging.getLogger("outrider.session")
+
+CALLBACK_SECONDS = 5.0  # that `close` waits for callbacks, which may wait for who closes
 
 
 class _Condition(threading.Condition):
@@ -67,6 +71,8 @@ class RunFuture(concurrent.futures.Future[list[Any]]):
         with self._condition:
             self._open = False
             return not self.token.cancelled
+
+    __reduce__ = refusing("RunFuture", "its run belongs to this process; pickle its result() instead")
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return asyncio.wrap_future(self).__await__()
@@ -167,7 +173,7 @@ class AsyncRuns:
         watch.waker = self._token_used
         try:
             if not self._slots.enqueue(job, watch):
-                raise SessionClosedError("the session was closed", what="session")
+                raise closed_error("session", "the session was closed")
         except BaseException:
             watch.close()
             raise
@@ -208,7 +214,10 @@ class AsyncRuns:
             self._wake.notify()
 
     def close(self, error: BaseException) -> None:
-        """Fail what has not begun with `error`, and wait for what has. Idempotent; runs in flight have been told."""
+        """Fail what has not begun with `error`, and wait for what has. Idempotent; runs in flight have been told.
+
+        A callback that does not return is left behind after `CALLBACK_SECONDS`, which is logged.
+        """
         for ticket in self._slots.close():
             assert isinstance(ticket, Job)
             with self._lock:  # a signal may have come when it had been given a slot, and before that was told here
@@ -223,10 +232,12 @@ class AsyncRuns:
             self._closed = True
             self._limited.clear()
             self._wake.notify_all()
+        deadline = time.monotonic() + CALLBACK_SECONDS
         for thread in self._threads:
-            # A callback may close the session; and a signal may have come before the thread was started.
-            if thread is not threading.current_thread() and thread.ident is not None:
-                thread.join()
+            if thread.ident is not None:  # else a signal came before it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
+                if thread.is_alive():
+                    log.warning("a session is closed while a callback of its run_async still runs (%s)", thread.name)
 
     def _loop(self) -> None:
         while True:

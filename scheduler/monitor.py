@@ -28,6 +28,8 @@ from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 from outrider.scheduler import dumps, lifecycle, story
+from outrider.scheduler.closing import HURRIED_SECONDS, exiting
+from outrider.scheduler.errors import SessionClosedError
 from outrider.scheduler.launch import launch
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
@@ -61,6 +63,9 @@ class Listener(Protocol):
 
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; all were told by `on_dying`."""
+
+    def on_spare_lost(self, worker: Worker) -> None:
+        """The spare of a worker died."""
 
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
@@ -169,17 +174,27 @@ class Monitor(threading.Thread):
         self.call(lambda: self._spawn(one))
         return one
 
-    def shutdown(self) -> None:
-        """Stop all workers (asked first, killed after 5 s), close everything, end the thread."""
-        if os.getpid() != self._owner or self._closing:
-            return  # a forked child has neither the thread nor the right
-        self._closing = True
-        if self.is_alive():
+    def hurry(self) -> None:
+        """Do not wait long for workers that are busy when they are to stop."""
+        self.patience = HURRIED_SECONDS
+        if self._closing:
+            self.call(self._hurry)
+
+    def stop(self) -> None:
+        """Have all workers asked to stop, and killed after `patience` seconds."""
+        if not self._closing:
+            self._closing = True
             self.call(self._stop_all)
-            if threading.current_thread() is not self:  # a session may be collected on this thread
-                self.join()
-        else:
+
+    def shutdown(self) -> None:
+        """`stop`, wait for the end of the thread, and leave nothing behind."""
+        if os.getpid() != self._owner:
+            return  # a forked child has neither the thread nor the right
+        self.stop()
+        if self.ident is None:  # never started
             self._close()
+        else:
+            self.join()
 
     # On the monitor's thread ----------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -277,7 +292,10 @@ class Monitor(threading.Thread):
         if failed is not None:
             one.life.state = "dead"
             one.ended.set_result(None)
-            one.ready.set_exception(failed)
+            if self._closing:
+                _fail_closed(one.ready)
+            else:
+                one.ready.set_exception(failed)
             return
         if not one.worker.spec.debug:
             one.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
@@ -366,7 +384,7 @@ class Monitor(threading.Thread):
         one.close_channel()
         one.deadline = None
         one.facts = self._facts(one, code)
-        self._tell(one, lifecycle.Exited(code, story.last_words(one.facts)))
+        self._tell(one, lifecycle.Exited(code, story.last_words(one.facts, said=one.life.cause == "raised")))
         one.ended.set_result(None)
 
     def _tell(self, one: Incarnation, event: lifecycle.Event) -> None:
@@ -376,7 +394,11 @@ class Monitor(threading.Thread):
                 assert one.hello is not None
                 one.ready.set_result(one.hello)
             elif isinstance(instruction, lifecycle.Refuse):
-                one.ready.set_exception(_unavailable(one, one.killed or instruction.reason, instruction.detail))
+                if self._closing:
+                    _fail_closed(one.ready)
+                else:
+                    reason = one.killed or instruction.reason
+                    one.ready.set_exception(_unavailable(one, reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
                 self._bury(one)
             elif isinstance(instruction, lifecycle.SendStop):
@@ -420,7 +442,9 @@ class Monitor(threading.Thread):
         elif doing.kind == RUN:  # it had just ended
             one.facts = dataclasses.replace(one.facts, phase="idle", partition=None, step=None)
         one.death = story.died(one.facts)
-        if not one.spared:
+        if one is not worker.current:
+            worker.spare_deaths += 1
+        elif not one.spared:
             worker.deaths += 1
             worker.restarts.died(time.monotonic())
         for key in [key for key in self._replies if key[0] is one]:
@@ -430,6 +454,8 @@ class Monitor(threading.Thread):
             listener.on_death(one)
         if one is not worker.current:
             log.warning("the spare of worker %s died: %s", worker.name, str(one.death))
+            for listener in list(self.listeners.values()):
+                listener.on_spare_lost(worker)
 
     def _end_if_deaf(self, one: Incarnation) -> None:
         if one.pidfd < 0:
@@ -453,10 +479,14 @@ class Monitor(threading.Thread):
         for listener in list(self.listeners.values()):
             listener.on_closed()
 
+    def _hurry(self) -> None:
+        for one in self._incarnations():
+            if one.life.state == "stopping" and one.deadline is not None:
+                one.deadline = (time.monotonic() + self.patience, self.patience)
+
     def _close(self) -> None:
         for future in self._replies.values():
-            with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
-                future.set_exception(ProviderUnavailableError("the fleet was closed", reason="closed"))
+            _fail_closed(future)
         self._replies.clear()
         self._timers.clear()
         self._ended = True
@@ -530,6 +560,13 @@ def _key_of(message: messages.Message) -> tuple[Any, ...]:
     if isinstance(message, messages.TraceData):
         return ("TraceData", message.request)
     return (type(message).__name__,)
+
+
+def _fail_closed(future: concurrent.futures.Future[Any]) -> None:
+    """At the interpreter's exit, those that wait are daemon threads, which end where they are."""
+    if not exiting():
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # nobody waits any more
+            future.set_exception(SessionClosedError("the fleet was closed", what="fleet"))
 
 
 def _present(which: Worker | Incarnation) -> Incarnation:

@@ -20,8 +20,9 @@ from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import BrokenEdgeError, WireError
 from outrider.scheduler import blame, recovery
+from outrider.scheduler.closing import closed_error
 from outrider.scheduler.deploy import Deployer
-from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.evidence import begun, first_void
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.generation import Generation
@@ -31,7 +32,7 @@ from outrider.scheduler.placement import Placer
 from outrider.scheduler.slots import Hold
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.scheduler.watching import Watch
-from outrider.scheduler.worker import Incarnation
+from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.board import VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -125,8 +126,8 @@ def busy(hold: Hold[Slot]) -> bool:
 class Replica:
     """Listens to the monitor for one session number.
 
-    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`: what
-    the supervisor wants to know of deaths, set when the session is made.
+    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`
+    and `respare`: what the supervisor wants to know of deaths, set when the session is made.
     """
 
     def __init__(self, placer: Placer, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
@@ -135,6 +136,7 @@ class Replica:
         self.slots = [Slot(self, index, bell, Spin(spin_us)) for index, bell in enumerate(bells)]
         self.recovery = recovery.Recovery(placer.options.replay, placer.options.fallback)
         self.supervise: Callable[[Replica, int, Incarnation], None] = lambda replica, generation, died: None
+        self.respare: Callable[[Worker], None] = lambda worker: None
         self.blueprint: Blueprint
         self.generation: Generation | None = None
         self.closed = False
@@ -218,13 +220,21 @@ class Replica:
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; everybody was told by `on_dying`."""
         generation = self.generation
-        if generation is not None:
-            for board, side in generation.sides.items():
-                if side.serving is one:
+        if generation is None:
+            return
+        for board, side in generation.sides.items():
+            with self._lock:  # whoever has it serve looks too, as it may have died before
+                fresh = side.serving is one and board not in self.stalled
+                if fresh:
                     self.stalled.add(board)
-                    self.supervise(self, generation.number, one)
-                    if self.ended:
-                        self.wake()  # what waits for it does so in vain
+            if fresh:
+                self.supervise(self, generation.number, one)
+                if self.ended:
+                    self.wake()  # what waits for it does so in vain
+
+    def on_spare_lost(self, worker: Worker) -> None:
+        """The spare of a worker died."""
+        self.respare(worker)
 
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
@@ -261,11 +271,17 @@ class Replica:
         self._baselines[board] = self._done_words(generation, board)
         self.stalled.discard(board)
         generation.sides[board].serving = one
+        if one.death is not None:
+            self.on_death(one)
 
     def serves_again(self) -> None:
         """A board has a worker again."""
         with self._lock:
-            self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Whether those who wait have to look any more. Called with the lock held."""
+        self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
 
     def end(self, slot: int, run: int, error: OutriderError) -> None:
         """Have a run end with this error, and workers skip what is left of it."""
@@ -329,30 +345,30 @@ class Replica:
     def check(self, slot: Slot | None = None, run: int = 0) -> None:
         """Raises what ends a run, or keeps one from beginning (without `run`): an error, or RunAgain."""
         if self.closed:
-            raise SessionClosedError("the session was closed", what="session")
+            raise closed_error("session", "the session was closed")
         if run:
             with self._lock:
                 verdict = self._verdicts.pop(run, None)
+                self._settle()
             if verdict is not None:
                 raise verdict
         generation, outage = self.generation, self.outage
         if not (self.moving or outage is not None) or generation is None:
             return
-        death: OutriderError | None = None
+        told = self.attempts.get(run)  # deaths while it was running
         if run:
             assert slot is not None
             waits = [board for board in self.stalled if generation.owed(board, slot.index, run)]
             if not waits:
                 return
-            told = self.attempts.get(run)
             death = told[-1] if told else generation.sides[waits[0]].serving.death
             if generation.random and death is not None:
                 raise same_again(death)
         if outage is not None and (math.isinf(outage.until) or time.monotonic() < outage.until):
-            if run in self.attempts and death is not None:  # it was running
-                raise same_again(death)
+            if told:  # it was running
+                raise same_again(told[-1])
             raise outage.error() from outage.cause
-        raise RunAgain(death)
+        raise RunAgain(told[-1] if told else None)
 
     def dismiss(self, run: int) -> None:
         """A run whose caller had left has come to its end."""
@@ -399,7 +415,7 @@ class Replica:
         if found is not None:
             return found
         if told:
-            return SessionClosedError("the session was closed while a run was failing", what="session")
+            return closed_error("session", "the session was closed while a run was failing")
         partition, board = first_void(generation, slot.index, run) or (0, generation.dones[0][0])
         if generation.sides[board].serving is not serving[board] or serving[board].death is not None:
             return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])
