@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire.failures import first_names
@@ -48,7 +48,7 @@ def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fle
                 counts[names[owner]] += 1
         idle.update((name, _why_idle(placer, i)) for i, name in enumerate(names) if not counts[name])
     health = fleet.health()
-    known = {node.name for node in replicas[0].placer.graph.nodes}
+    model = replicas[0].placer.model
     providers = [
         PlacedProvider(
             worker.name,
@@ -57,7 +57,7 @@ def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fle
             sum(held[worker.name].values()),
             health[worker.name].get("reason", "") or ("" if counts[worker.name] else idle[worker.name]),
             health[worker.name].get("seconds"),
-            _quarantined(health[worker.name], known),
+            tuple(fleet.quarantine.holds(model, worker.name)),
         )
         for worker in workers
     ]
@@ -66,11 +66,6 @@ def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fle
     return PlacementReport(
         partitions, _nodes(replicas[0]), transfers, group_declines(_refusals(first)), providers, _notes(replicas)
     )
-
-
-def _quarantined(told: Mapping[str, Any], known: Collection[str]) -> tuple[tuple[str, ...], ...]:
-    """The quarantined partitions of a model with these nodes."""
-    return tuple(tuple(one["nodes"]) for one in told["quarantined"] if all(name in known for name in one["nodes"]))
 
 
 def _partitions(
@@ -156,6 +151,10 @@ def _why_idle(placer: Placer, provider: int) -> str:
         names = ", ".join(placer.workers[target].name for target in sorted(set(taken)))
         return f"what it would have had does not earn its hops and went to {names}"
     claimed = [i for i, node in enumerate(placer.graph.nodes) if placer.answers.claimed(provider, node.name)]
+    if not claimed and provider in placer.answers.away:
+        return placer.answers.away[provider]
+    if not claimed and any(held == provider for held, _ in placer.answers.withheld):
+        return "all that it claims is quarantined"
     if not claimed:
         return "it claims none of the nodes"
     owners = {owner for i in claimed for owner in [placer.plan.owner[i]] if owner is not None}

@@ -17,8 +17,9 @@ from outrider.providers.wire.declared import PooledDeclarations
 from outrider.providers.wire.failures import error_from_plain, text_of
 from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.spans import Recorder
+from outrider.scheduler.closing import closed_error
 from outrider.scheduler.dumps import end_late
-from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.generation import Descriptors, Generation, WorkerSide
@@ -53,6 +54,7 @@ class Deployer:
         # Of each incarnation: weight segment -> the id of its descriptor there, and the keys of units it has compiled.
         self._weight_ids: weakref.WeakKeyDictionary[Incarnation, dict[int, int]] = weakref.WeakKeyDictionary()
         self._compiled: weakref.WeakKeyDictionary[Incarnation, set[int]] = weakref.WeakKeyDictionary()
+        self._before: weakref.WeakKeyDictionary[Incarnation, set[int]] = weakref.WeakKeyDictionary()
         self._held: weakref.WeakKeyDictionary[Incarnation, int] = weakref.WeakKeyDictionary()  # the generation it has
         self._waiting: set[concurrent.futures.Future[Any]] = set()
         self._abandoned = False
@@ -152,6 +154,7 @@ class Deployer:
         self, generation: Generation, board: int, one: Incarnation, held: bool
     ) -> concurrent.futures.Future[messages.Loaded]:
         load = self._message(generation, board, one, held)
+        self._before[one] = self._compiled.pop(one, set())  # until it has answered nobody knows what it has
         return self.fleet.monitor.request(one, load, ("Loaded", self.session, generation.number))
 
     def _loaded(
@@ -168,7 +171,7 @@ class Deployer:
             if (partition, unit) not in without
         }
         # A worker drops what is not in a plan that it has loaded, and nothing for one that it refused.
-        self._compiled[one] = made | (self._compiled.get(one, set()) if refused else set())
+        self._compiled[one] = made | (self._before.get(one, set()) if refused else set())
         return refused
 
     def _refusal(self, generation: Generation, one: Incarnation, told: Mapping[str, Any]) -> tuple[int, int, str, str]:
@@ -204,7 +207,7 @@ class Deployer:
                 future.cancel()
             return future.result(one.worker.patience(self.deadline))
         except concurrent.futures.CancelledError as error:
-            raise SessionClosedError("the session was closed", what="session") from error
+            raise closed_error("session", "the session was closed") from error
         except TimeoutError as error:
             raise end_late(self.fleet.monitor, one, f"it did not {what} within {self.deadline:g} s") from error
         finally:

@@ -124,6 +124,10 @@ class Generation:
         """The partitions of a worker that have not served this run of a slot."""
         return [one for one in sorted(self.partitions_of[board]) if run_of(self.done(one, slot)) != run]
 
+    def cancelled(self, slot: int, run: int) -> bool:
+        """Whether this run of a slot was given up."""
+        return run_of(self.board.words[self.board.index(messages.CANCEL, slot)]) == run
+
     def left(self, board: int, runs: Sequence[tuple[int, int]]) -> Left:
         """What the dead worker of a board left to its successor. `runs`: (slot, run) of those in flight."""
         side = self.sides[board]

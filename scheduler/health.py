@@ -23,10 +23,11 @@ def told(
 ) -> dict[str, Any]:
     """{state, incarnation, deaths, quarantined}, plain data.
 
-    `state`: of the present incarnation's life, or 'absent' for a provider that is done without. A dead worker is told
-    more exactly by its `restarts` at the time `now`: 'back-off' or 'open', with `seconds` until it may start again, or
-    'failed'. 'dead' then means that the next run starts it. `reason`: why it is absent; of 'failed' it is added too.
-    `quarantined`: as `Quarantine.of` gives it.
+    `state`: 'starting', 'ready', 'failing', 'stopping' or 'dead', where the present incarnation is in its life, or
+    'absent' for a provider that the fleet does without, for a `reason`. A dead worker is told more exactly by its
+    `restarts` at the time `now`: 'back-off' or 'open' (the breaker, after five deaths in a row), with the `seconds`
+    until it may start again, or 'failed', with the `reason`. 'dead' then means that whoever needs it starts it.
+    `quarantined`: partitions that the provider gets no more, as `Quarantine.of` gives them: [{model, nodes, deaths}].
     """
     found: dict[str, Any] = {"state": state, "incarnation": incarnation, "deaths": deaths}
     found["quarantined"] = [dict(one) for one in quarantined]

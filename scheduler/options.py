@@ -95,6 +95,10 @@ class _Options:
                 shown.append(f"{one.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _remade, (type(self), {key: dict(v) if isinstance(v, Mapping) else v for key, v in given.items()})
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -145,6 +149,10 @@ class _Options:
             raise unsupported_option(f"{type(self).__name__}.{name}", value, reason)
 
 
+def _remade(kind: type[_Options], given: dict[str, Any]) -> Any:
+    return kind(**given)
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SessionOptions(_Options):
     """How a session is made and runs. Times are in seconds, memory in bytes.
@@ -154,10 +162,11 @@ class SessionOptions(_Options):
       its hop between workers goes to another claimant, as far as costs are known (`warmup` measures them); 'pipeline',
       workers of one kind share a model in balanced stages: k stages are full with k + 1 runs in flight; 'replicate',
       each worker of a kind has the whole model and runs go to one that is free.
-    - `fallback`: nodes that a provider claimed and then cannot compile go to the next claimant, else ClaimBrokenError.
-      After the death of a worker they do not move yet.
-    - `replay`: whether a partition that was running when its worker died is run again. Not built yet: today such a run
-      raises WorkerDiedError, as if this were False.
+    - `fallback`: nodes that a provider claimed go to the next claimant when it cannot compile them, at load or for a
+      new shape, or when its worker has died twice in a row while it ran them; else ClaimBrokenError, WorkerDiedError.
+    - `replay`: a partition that was running when its worker died runs once more on its successor; if False, a run never
+      executes a partition twice and raises WorkerDiedError. Random nodes are never run twice.
+    - `spares`: 0, or 1 to keep a second process of each worker started and loaded, which takes over at once.
     - `start_deadline`, `claim_deadline`, `load_deadline`: how long a worker may take to start, to answer what it
       claims, and to compile.
     - `deadline`, `partition_deadline`: of each run that has none of its own, see RunOptions; the latter also of those
@@ -215,7 +224,7 @@ class SessionOptions(_Options):
             if not isinstance(self.base_dir, (str, os.PathLike)) or not os.path.isdir(self.base_dir):
                 raise invalid_option("base_dir", self.base_dir, "an existing folder or None")
             self._set("base_dir", os.path.abspath(os.fspath(self.base_dir)))
-        self._integer("spares", 0)
+        self._integer("spares", 0, 1)
         self._integer("output_memory", 0)
         self._mapping("config", str, "str")
         self._apply_config()

@@ -12,7 +12,6 @@ import dataclasses
 import fnmatch
 import functools
 import hashlib
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,8 +47,6 @@ from outrider.scheduler.trace import spanned
 from outrider.scheduler.worker import Incarnation, Worker
 
 NOT_CLAIMED = "not claimed"
-
-log = logging.getLogger("outrider.session")
 
 
 @dataclass
@@ -110,6 +107,12 @@ class Answers:
         """Why a provider does not take a node."""
         key = provider, name
         return self.away.get(provider) or self.withheld.get(key) or self.declines.get(key, NOT_CLAIMED)
+
+
+def _how_lost(error: WorkerDiedError | ProviderUnavailableError) -> str:
+    if isinstance(error, WorkerDiedError):
+        return "it died when it was asked what it claims"
+    return str(error.reason)
 
 
 def plan_nodes(graph: Graph) -> list[planning.PlanNode]:
@@ -197,7 +200,8 @@ class Placer:
         self.options = options
         self.answers = Answers()
         self.notes: list[str] = []
-        self._lost: dict[int, str] = {}  # providers that did not say what they claim, and why
+        # Providers that did not say what they claim.
+        self._lost: dict[int, WorkerDiedError | ProviderUnavailableError] = {}
         self.plan: planning.Plan
         self.nodes: list[planning.PlanNode]
         self.decision: Decision
@@ -247,7 +251,7 @@ class Placer:
         names = [worker.name for worker in self.workers]
         away = away or {}
         self.answers.away = {i: one for i, w in enumerate(self.workers) if (one := away.get(w))}
-        self.answers.away.update({i: f"it {why}" for i, why in self._lost.items()})
+        self.answers.away.update({i: _how_lost(error) for i, error in self._lost.items()})
         quarantine = self.deployer.fleet.quarantine
         self.answers.withheld = {
             (provider, node): "it died twice in a row when it ran this"
@@ -271,6 +275,8 @@ class Placer:
                 reason=reason,
             )
         if self.plan.unclaimed:
+            for lost in self._lost.values():  # that may be why
+                raise lost from self._unsupported()
             raise self._unsupported()
         self.decision = self._decide(assignment)
         self.plan = self.decision.plan
@@ -326,19 +332,25 @@ class Placer:
         if worker in self.workers:
             provider = self.workers.index(worker)
             self.answers.forgive(provider)
-            self._lost.pop(provider, None)
+            if self._lost.pop(provider, None) is not None:
+                self._ask(self.graph, [provider])
 
     # Asking --------------------------------------------------------------------------------------------------------
     @spanned("claim")
-    def _ask(self, graph: Graph) -> None:
-        """Show a graph to every provider. One that dies over it is asked once more, with `replay`."""
+    def _ask(self, graph: Graph, providers: Collection[int] | None = None) -> None:
+        """Show a graph to every provider, or to these. One that dies over it is asked once more, with `replay`."""
         self._rounds += 1
         packed = pack_graph(graph)
-        waiting = [
-            (position, worker.current, self._request(worker.current, packed))
-            for position, worker in enumerate(self.workers)
-            if position not in self._lost
-        ]
+        waiting = []
+        for position, worker in enumerate(self.workers):
+            if position in self._lost or position not in (range(len(self.workers)) if providers is None else providers):
+                continue
+            try:
+                one = self.deployer.fleet.revive(worker)
+            except ProviderUnavailableError as error:
+                self._lose(position, error)
+            else:
+                waiting.append((position, one, self._request(one, packed)))
         for position, one, future in waiting:
             try:
                 answer = self._answer(one, future)
@@ -395,10 +407,11 @@ class Placer:
         worker = self.workers[position]
         if not self.options.fallback or len(self._lost) + 1 >= len(self.workers) or self.deployer.fleet.closed:
             raise error
-        how = "was ended" if isinstance(error, ProviderUnavailableError) else "died"
-        self._lost[position] = f"{how} when it was asked what it claims"
-        self.notes.append(f"{worker.name} {self._lost[position]}: {error.message.splitlines()[0]}")
-        log.warning("%s %s; the session goes on without it", worker.name, self._lost[position])
+        self._lost[position] = error
+        told = f"{worker.name}: {_how_lost(error)}"
+        self.notes.append(f"{told} ({error.message.splitlines()[0]})")
+        log = self.deployer.fleet.monitor.log_queue.logger("outrider.session")
+        log.warning("%s; the session goes on without it", told)
 
     def _claim_failed(self, worker: Worker, plain: dict[str, Any]) -> Exception:
         known = error_from_plain(plain, KINDS)

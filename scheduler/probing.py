@@ -22,6 +22,7 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.graph import Graph, Node, Value
 from outrider.providers.wire.pack import pack_graph
 from outrider.scheduler import verdicts
+from outrider.scheduler.dumps import stacks
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.lifecycle import exit_text, signal_name
 from outrider.scheduler.monitor import Monitor
@@ -76,16 +77,22 @@ def start_verdict(worker: Worker, reason: str, deadline: float) -> Verdict:
 
 def _story(worker: Worker) -> str:
     """What it left, or wrote so far."""
-    facts, tail = worker.current.facts, worker.current.output.tail().rstrip()
-    if facts is not None:
-        return last_words(facts)
-    return f"Its last output:\n{tail}" if tail else ""
+    one = worker.current
+    tail = one.output.tail().rstrip()
+    if one.facts is None:
+        return f"Its last output:\n{tail}" if tail else ""
+    left = last_words(one.facts, said=one.life.cause == "raised")
+    return "\n".join(text for text in (one.life.detail.rstrip(), left) if text)
 
 
 def claim_verdict(
-    worker: Worker, answer: concurrent.futures.Future[messages.Claims], seconds: float, deadline: float
+    monitor: Monitor,
+    worker: Worker,
+    answer: concurrent.futures.Future[messages.Claims],
+    seconds: float,
+    deadline: float,
 ) -> Verdict:
-    """The verdict on a worker that was asked what it claims: wait at most `seconds` for the answer.
+    """The verdict on a worker that was asked what it claims: wait at most `seconds` for the answer, then end it.
 
     `deadline`: what it was given in all. Raises the errors of a fleet that is closed meanwhile.
     """
@@ -93,7 +100,10 @@ def claim_verdict(
         answer.result(max(0.0, seconds))
     except TimeoutError:
         reason = f"it did not answer what it claims within {deadline:g} s"
-        return Verdict("late", "claim", reason, None, None, deadline, _story(worker), time.time())
+        (stack,) = stacks(monitor, [worker.current], keep=True)
+        monitor.kill(worker, reason)
+        story = f"Its Python stack:\n{stack}\n{_story(worker)}" if stack else _story(worker)
+        return Verdict("late", "claim", reason, None, None, deadline, story, time.time())
     except WorkerDiedError as error:
         return death_verdict(worker, error, deadline)
     return Verdict(deadline=deadline, when=time.time())
@@ -135,13 +145,11 @@ class Probes:
         if worker.name not in self._asked:
             return None
         session, until, future = self._asked.pop(worker.name)
-        verdict = claim_verdict(worker, future, until - time.monotonic(), self._claim)
+        verdict = claim_verdict(monitor, worker, future, until - time.monotonic(), self._claim)
         kept = verdicts.keep(worker.spec, verdict)
         if verdict.good:
             monitor.request(worker, messages.Unload(session), ("Unloaded", session))  # nobody waits for it
             return None
-        if verdict.cause == "late":
-            monitor.kill(worker, verdict.reason)
         return refused(worker.spec, verdict, kept)
 
     def not_started(self, worker: Worker, error: ProviderUnavailableError) -> ProviderUnavailableError:

@@ -49,7 +49,8 @@ class Runner:
         self.replicas = tuple(replicas)
         slots = [slot for replica in replicas for slot in replica.slots]
         spread = (lambda slot: slot.replica) if len(replicas) > 1 else None  # runs in flight over the replicas
-        self.slots: Slots[Slot] = Slots(slots, queue_size, reject, spread)
+        shut = (lambda slot: slot.replica.troubled) if len(replicas) > 1 else None
+        self.slots: Slots[Slot] = Slots(slots, queue_size, reject, spread, shut)
         self.recorder: Recorder | None = None  # of the session's trace
         self._runs = itertools.count(1)
 

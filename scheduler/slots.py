@@ -81,10 +81,16 @@ class Slots(Generic[T]):
         limit: int | None = None,
         reject: bool = False,
         group: Callable[[T], Hashable] | None = None,
+        shut: Callable[[T], bool] | None = None,
     ) -> None:
-        """`group`: what an item belongs to; items of the group with most of them free are taken first."""
+        """`group`: what an item belongs to; items of the group with most of them free are taken first.
+
+        `shut`: with groups, whether an item is of no use now: it is not taken while others are. Call `look` when that
+        has changed.
+        """
         self.items = tuple(items)
         self._group = group
+        self._shut = shut
         self._limit = limit
         self._reject = reject
         # The one used last is taken first: its places are bound and warm. Popped and appended without the lock where
@@ -195,6 +201,12 @@ class Slots(Generic[T]):
             self.give(hold)
         self._exclusive.release()
 
+    def look(self) -> None:
+        """Serve those who wait with what is no longer shut, or shut like all the rest."""
+        if self._waiting:
+            with self._lock:
+                self._serve()
+
     def nudge(self) -> None:
         """Have those who wait for room in the queue look at their watches."""
         if self._blocked:
@@ -264,6 +276,8 @@ class Slots(Generic[T]):
         assert group is not None
         free = list(reversed(self._free))
         count: dict[Hashable, int] = {}
+        if self._shut is not None and not all(map(self._shut, self.items)):
+            free = [item for item in free if not self._shut(item)]
         for item in free:
             count[group(item)] = count.get(group(item), 0) + 1
         return sorted(free, key=lambda one: count[group(one)], reverse=True)

@@ -21,7 +21,8 @@ from dataclasses import replace
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler import recovery, story
-from outrider.scheduler.errors import OutriderError, SessionClosedError, WorkerDiedError
+from outrider.scheduler.closing import closed_error
+from outrider.scheduler.errors import OutriderError, WorkerDiedError
 from outrider.scheduler.evidence import set_right
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.numbering import Blueprint
@@ -32,6 +33,9 @@ from outrider.scheduler.worker import Incarnation, Worker
 
 log = logging.getLogger("outrider.session")
 
+JOIN_SECONDS = 5.0
+MUSTER_SECONDS = 30.0  # that a session waits for others to load
+
 
 class Supervisor:
     """Of one replica. It knows nothing of the session, so that one that is dropped is closed."""
@@ -41,10 +45,12 @@ class Supervisor:
         self.placer = replica.placer
         self.deployer = replica.deployer
         self.fleet = replica.deployer.fleet
+        self._log = self.fleet.monitor.log_queue.logger(log.name)
         self.options = replica.placer.options
         self._slots = slots
         self._tracing = tracing
         self._died: Incarnation | None = None  # of whose death the machine was told last
+        self._mending: Generation | None = None  # in which that was
         self._why: OutriderError | None = None  # nothing can be done at present
         self._asked: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -56,6 +62,7 @@ class Supervisor:
         self.planning = threading.RLock()
         """Held by who plans and loads: the supervisor, or a session that is made or learns."""
         replica.supervise = self._on_death
+        replica.respare = self._on_spare_lost
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -78,17 +85,23 @@ class Supervisor:
         self.call(lambda: self._handle(event))
 
     def refuse(self, generation: int, nodes: list[str], provider: str, reason: str) -> None:
-        """A provider takes its claim on these nodes back, as they cannot be compiled for a new shape."""
+        """A provider takes its claim on these nodes back, as they cannot be compiled for a new shape.
+
+        `Replica.settled` waits for what comes of that.
+        """
 
         def refused() -> None:
-            present = self.replica.generation
-            if present is None or present.number != generation:
-                return  # somebody else has said so
-            position = next(i for i, worker in enumerate(self.placer.workers) if worker.name == provider)
-            self.placer.take_back(position, nodes, reason)
-            self._handle(recovery.Refused(self.placer.workers[position].index + 1))
+            try:
+                present = self.replica.generation
+                if present is None or present.number != generation:
+                    return  # somebody else has said so
+                position = next(i for i, worker in enumerate(self.placer.workers) if worker.name == provider)
+                self.placer.take_back(position, nodes, reason)
+                self._handle(recovery.Refused(self.placer.workers[position].index + 1))
+            finally:
+                self.replica.refused(-1)
 
-        self.replica.begin_to_move()
+        self.replica.refused(1)
         self.call(refused)
 
     def close(self) -> None:
@@ -97,10 +110,10 @@ class Supervisor:
             self._closed = True
             self._told.notify_all()
         self.deployer.abandon()
-        self.fleet.leave(self.deployer.session)
+        self.fleet.excuse(self.deployer.session, self.placer.workers)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(JOIN_SECONDS)  # on a shared fleet a worker may take longer to start
 
     # On its thread --------------------------------------------------------------------------------------------------
     def _serve(self) -> None:
@@ -118,8 +131,8 @@ class Supervisor:
             try:
                 action()
             except Exception as error:  # a fault of ours: nobody may be left waiting
-                if self._closed:
-                    return
+                if self.replica.closed:
+                    continue
                 log.critical("the supervisor of a session failed", exc_info=True)
                 self.replica.go_down(Outage("outrider", f"its supervisor failed: {error!r}", math.inf))
                 self.replica.wake()
@@ -132,6 +145,7 @@ class Supervisor:
                 todo += self.replica.recovery.handle(told)
         if self.replica.outage is not None:
             self.replica.wake()
+        self._slots.look()
 
     def _carry_out(self, instruction: recovery.Instruction) -> recovery.Event | None:
         if isinstance(instruction, recovery.Fail):
@@ -166,14 +180,15 @@ class Supervisor:
         board = worker.index + 1
         if present is None or present.number != generation or present.sides[board].serving is not one:
             return
-        if one.spared:
-            running = None  # whoever had it killed has ended that run
+        if running is not None and present.cancelled(running.slot, running.run):
+            running = None  # nobody waits for that run any more
         flights = tuple(replica.flights())
         in_flight = {run for _, run in flights}
         replica.attempts = {run: told for run, told in replica.attempts.items() if run in in_flight}
-        self._died = one
-        quarantined = running is not None and self._blame(present.partition_nodes[running.partition], worker)
-        log.warning("%s", _first_line(one))
+        self._died, self._mending = one, present
+        blamed = running if not one.spared else None
+        quarantined = blamed is not None and self._blame(present.partition_nodes[blamed.partition], worker)
+        self._log.warning("%s", _first_line(one))
         wait = worker.restarts.wait(time.monotonic())
         self._handle(recovery.Died(board, one.number, running, flights, wait, quarantined))
 
@@ -204,20 +219,25 @@ class Supervisor:
     def _lost(self, board: int, error: OutriderError) -> recovery.Lost:
         worker = self._worker(board)
         self._why = error
-        worker.current.muster.arrive(self.deployer.session)
+        self.fleet.excuse(self.deployer.session, [worker])
         if isinstance(error, WorkerDiedError):
             return recovery.Lost(board, worker.restarts.wait(time.monotonic()))
         seconds = error.seconds if isinstance(error, ProviderUnavailableError) else None
         return recovery.Lost(board, math.inf if seconds is None else seconds)
 
-    def _load(self, board: int, incarnation: int) -> recovery.Event:
-        generation, one = self.replica.generation, self._worker(board).current
-        assert generation is not None
+    def _load(self, board: int, incarnation: int) -> recovery.Event | None:
+        with self.planning:
+            generation, one = self._mending, self._worker(board).current
+            if generation is None or generation is not self.replica.generation:
+                return None  # somebody has placed the model anew, and told so
+            return self._load_into(generation, board, one, incarnation)
+
+    def _load_into(self, generation: Generation, board: int, one: Incarnation, incarnation: int) -> recovery.Event:
         if one.number != incarnation:
             return recovery.Lost(board, 0.0)  # another session's death has brought one more
         try:
             refused = [] if self.deployer.holds(generation, one) else self.deployer.load_again(generation, board, one)
-        except (WorkerDiedError, ProviderUnavailableError) as error:
+        except OutriderError as error:
             return self._lost(board, error)
         finally:
             one.muster.arrive(self.deployer.session)
@@ -230,24 +250,28 @@ class Supervisor:
         return recovery.Loaded(board, incarnation)
 
     def _resume(self, board: int, incarnation: int) -> recovery.Event | None:
-        generation, one = self.replica.generation, self._worker(board).current
-        assert generation is not None
-        if one.number != incarnation:
-            return recovery.Lost(board, 0.0)
-        if not one.muster.complete(self.deployer.deadline):
-            log.warning("another session has not loaded its part into worker %s; this one goes on", one.worker.name)
-        if board in generation.spoilt:
-            set_right(generation, board)
-            generation.spoilt.discard(board)
-        self.replica.about_to_serve(board, one)
-        try:
-            self.deployer.resume(generation, board, one, self.replica.flights())
-        except WorkerDiedError:
-            return None  # it serves already: its death is told of as any
-        except OutriderError as error:  # no memory for it, or it hangs
-            self.fleet.monitor.kill(one, f"it could not take over: {error}")
-            self._why = error
-            return None
+        one = self._worker(board).current
+        if one.number == incarnation and not one.muster.complete(min(self.deployer.deadline, MUSTER_SECONDS)):
+            self._log.warning(
+                "another session has not loaded its part into worker %s; this one goes on", one.worker.name
+            )
+        with self.planning:
+            generation, one = self._mending, self._worker(board).current
+            if generation is None or generation is not self.replica.generation:
+                return None
+            if one.number != incarnation:
+                return recovery.Lost(board, 0.0)
+            if board in generation.spoilt:
+                set_right(generation, board)
+                generation.spoilt.discard(board)
+            self.replica.about_to_serve(board, one)
+            try:
+                self.deployer.resume(generation, board, one, self.replica.flights())
+            except OutriderError as error:
+                # A death is told of as any, since it serves already; else it has no memory, or hangs.
+                if not (isinstance(error, WorkerDiedError) or self.replica.closed):
+                    self.fleet.monitor.kill(one, f"it could not take over: {error}")
+                return None
         self.replica.serves_again()
         self.keep_spares()
         return recovery.Resumed(board, incarnation)
@@ -256,6 +280,8 @@ class Supervisor:
     def _move(self) -> recovery.Event:
         replica = self.replica
         replica.begin_to_move()
+        self._slots.look()
+        self.fleet.excuse(self.deployer.session, self.placer.workers)
         self._slots.take_all(replica.slots)
         try:
             if replica.closed:
@@ -263,14 +289,26 @@ class Supervisor:
             away = self.place()
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
-            log.warning("a session cannot be placed anew: %s", error)
+            self._log.warning("a session cannot be placed anew: %s", error)
             return recovery.Stuck(self._soonest())
         finally:
             self._slots.give_all()
+        return self._moved(away)
+
+    def place_anew(self, blueprint: Blueprint | None = None) -> None:
+        """`place` by somebody else than the supervisor, who has taken all slots."""
+        with self.planning:
+            self.place(blueprint, lambda away: self.tell(self._moved(away)))
+
+    def _moved(self, away: list[Worker]) -> recovery.Moved:
         return recovery.Moved(frozenset(worker.index + 1 for worker in away), self._soonest())
 
-    def place(self, blueprint: Blueprint | None = None) -> list[Worker]:
+    def place(
+        self, blueprint: Blueprint | None = None, before: Callable[[list[Worker]], None] = lambda away: None
+    ) -> list[Worker]:
         """Plan, load and install, without providers that cannot be used now (returned); `blueprint`: the first plan.
+
+        `before` is called with these before the new generation is installed, so before any death of its workers counts.
 
         Called by who has taken all slots, or when nobody can run yet. Raises the errors of planning, ClaimBrokenError,
         WorkerDiedError and ProviderUnavailableError where no other claimant may take over.
@@ -280,12 +318,17 @@ class Supervisor:
             late: dict[Worker, str] = {}
             while True:
                 if self._closed:
-                    raise SessionClosedError("the session was closed", what="session")
+                    raise closed_error("session", "the session was closed")
                 away = self._unusable(late)
                 if away and not self.options.fallback:
                     raise next(iter(away.values()))
                 if blueprint is None or away:
-                    blueprint = self.placer.replan({worker: str(error.reason) for worker, error in away.items()})
+                    try:
+                        blueprint = self.placer.replan({worker: str(error.reason) for worker, error in away.items()})
+                    except OutriderError as error:
+                        if attempts:  # that is why
+                            raise next(reversed(attempts.values()))[-1] from error
+                        raise
                 try:
                     generation = self.deployer.deploy(blueprint)
                 except WorkerDiedError as death:
@@ -304,6 +347,10 @@ class Supervisor:
                     self.placer.refuse(blueprint, generation.refused)
                     blueprint = None
                     continue
+                if self._closed:
+                    generation.close()
+                    raise closed_error("session", "the session was closed")
+                before(list(away))
                 self.replica.install(blueprint, generation)
                 self._tracing.installed(self.replica)
                 self.keep_spares()
@@ -344,7 +391,7 @@ class Supervisor:
             if not self.options.fallback:
                 raise death
             self.placer.notes.append(f"{worker.name} died when it loaded its part of the model")
-        log.warning("%s", death.message.splitlines()[0])
+        self._log.warning("%s", death.message.splitlines()[0])
 
     def _soonest(self) -> float:
         """Seconds until a provider that may not be started now may be; inf if none ever."""
@@ -368,6 +415,7 @@ class Supervisor:
             reason = f"it died {gone[0].restarts.in_a_row} times in a row" if gone else "nothing can be placed"
         cause = why or (None if one is None else one.death)
         self._why = None
+        self.fleet.excuse(self.deployer.session, gone)
         self.replica.go_down(Outage(provider, reason, now + down.wait, cause))
         self._after(down.wait)
 
@@ -384,17 +432,27 @@ class Supervisor:
         for board, side in generation.sides.items():
             self.call(functools.partial(self._prepare, generation, board, side.worker))
 
+    def _on_spare_lost(self, worker: Worker) -> None:
+        if self.options.spares and worker in self.placer.workers:
+            self.later(min(2.0 ** min(worker.spare_deaths, 6), 60.0), self.keep_spares)
+
     def _prepare(self, generation: Generation, board: int, worker: Worker) -> None:
-        if self.replica.generation is not generation or not worker.alive:
-            return
         try:
+            if self.replica.generation is not generation or not worker.alive:
+                return
             spare = self.fleet.spare(worker)
-            if not self.deployer.holds(generation, spare):
+            with self.planning:
+                if self.replica.generation is not generation or self.deployer.holds(generation, spare):
+                    return
                 refused = self.deployer.load_again(generation, board, spare)
                 if refused:
-                    log.warning("a spare of worker %s refuses what it should load: %s", worker.name, refused[0][2])
+                    reason = refused[0][2]
+                    self._log.warning("a spare of worker %s refuses what it should load: %s", worker.name, reason)
         except (WorkerDiedError, ProviderUnavailableError) as error:
-            log.warning("there is no spare of worker %s: %s", worker.name, error)
+            self._log.warning("there is no spare of worker %s: %s", worker.name, error)
+            if isinstance(error, ProviderUnavailableError):  # a death is told of by the monitor
+                worker.spare_deaths += 1
+                self._on_spare_lost(worker)
 
 
 def _first_line(one: Incarnation) -> str:

@@ -67,6 +67,11 @@ class Incarnation:
         return f"{self.worker.index}/{self.number}".encode()
 
     @property
+    def output_logger(self) -> str:
+        """The name of the logger that gets the lines it writes."""
+        return f"outrider.worker.{self.worker.name}"
+
+    @property
     def alive(self) -> bool:
         """True between Hello and death."""
         return self.life.state == "ready"
@@ -124,6 +129,7 @@ class Worker:
         self.threads = threads
         self.bell = Doorbell()  # the same one for every incarnation
         self.deaths = 0
+        self.spare_deaths = 0
         self.restarts = Restarts()
         self.started = 0  # incarnations
         self.current = Incarnation(self, 0)

@@ -18,7 +18,7 @@ from outrider.tools.bench.measure import Budget, Request, Round, Row, difference
 from outrider.tools.bench.plot import svg
 from outrider.tools.cli import main
 
-SLOW = ("flight", "models", "stages", "start")
+SLOW = ("crash", "flight", "models", "stages", "start")
 PACKAGES = {"outrider", "numpy", "onnx", "onnxruntime", "pyzmq", "msgpack"}
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -30,7 +30,9 @@ SHOWN = {
             "1 partition, 12 shapes in turn: the general path"],
     "flight": ["two null stages, run from 8 threads", "two cpu stages, run from 4 threads"],
     "stages": ["two stages by pins, 4 in flight", "strategy pipeline, 4 in flight", "strategy replicate, 2 in flight"],
-    "start": ["SIGKILL in a run -> WorkerDiedError", "cpu: first run"],
+    "start": ["cpu: first run"],
+    "crash": ["a cpu worker starts", "SIGKILL in a run -> WorkerDiedError", "SIGKILL in a run -> right result",
+              "SIGKILL in a run -> right result, with a spare", "SIGKILL of an idle worker -> right result"],
 }  # fmt: skip
 
 

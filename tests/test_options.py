@@ -57,7 +57,7 @@ def test_defaults_of_the_public_interface():
             "start_deadline": [None, 0, "30"], "claim_deadline": [None, -1], "load_deadline": [None, math.nan],
             "max_in_flight": [0, 65, 1.5, True, "2", None], "queue": ["drop"], "queue_size": [0, -1, None],
             "pins": [None, ["a"], {"a": 1}, {1: "cpu"}], "prefer": [{"a": None}], "fleet": ["cpu"],
-            "base_dir": ["/no/such/folder", 3], "spares": [-1, None], "output_memory": [-1, 1.0, None],
+            "base_dir": ["/no/such/folder", 3], "spares": [-1, None, 2], "output_memory": [-1, 1.0, None],
             "config": [{"optimization": 1}, {"optimization": "fast"}, {"ep.context_enable": "yes"},
                        {"ep.context_embed_mode": "2"}],
         }.items()
@@ -88,7 +88,7 @@ def test_bad_value_is_named(kind, given):
     ("kind", "given"),
     [
         (SessionOptions, {"prefer": {"*": "cpu"}}),
-        (SessionOptions, {"spares": 1}), (SessionOptions, {"config": {"ep.context_enable": "1"}}),
+        (SessionOptions, {"config": {"ep.context_enable": "1"}}),
         (SessionOptions, {"config": {"ep.context_file_path": "x"}}),
         (SessionOptions, {"config": {"ep.context_embed_mode": "0"}}),
         (ProviderSpec, {"kind": "cpu", "python": "python3"}), (ProviderSpec, {"kind": "cpu", "required": "all"}),

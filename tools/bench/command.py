@@ -32,7 +32,8 @@ BENCHES = {
     "flight": "runs per second for 1 to 8 runs in flight",
     "stages": "two balanced stages, and two replicas, against one run after the other",
     "models": "the cpu provider beside onnxruntime (MODEL ...; default @basic-pitch)",
-    "start": "start-up: import, workers, loading, the first run; and what a killed worker costs",
+    "start": "start-up: import, workers, loading, the first run",
+    "crash": "what a killed worker costs: until the error, until the right result, with a spare",
     "planning": "from claims to partitions, for growing graphs",
 }
 _PACKAGES = ("outrider", "numpy", "onnx", "onnxruntime", "pyzmq", "msgpack", "ray", "nxrt")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,29 +21,6 @@ class Plain(Provider):
     def compile(self, unit: Unit) -> Run:
         """A callable of one input."""
         return _relu
-
-
-class Stuck(Provider):
-    """Claims every node and never returns, to be killed in a run. Option `running`: a FIFO that a run writes to."""
-
-    merge = True
-
-    def setup(self, context: Context) -> None:
-        """Remember the FIFO."""
-        self.running: str = context.options["running"]
-
-    def claim(self, graph: Graph) -> list[Claim | Decline]:
-        """Everything."""
-        return [Claim([node]) for node in graph.nodes]
-
-    def compile(self, unit: Unit) -> Run:
-        """A callable that tells that it runs, and sleeps."""
-        return self._sleep
-
-    def _sleep(self, inputs: Sequence[Any]) -> list[Any]:
-        Path(self.running).write_bytes(b"!")
-        while True:
-            time.sleep(3600)
 
 
 class Probe(Provider):
