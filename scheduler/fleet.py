@@ -228,7 +228,7 @@ class Fleet:
                 spare, worker.spare = worker.spare, None
                 sessions = [number for number, listener in self._monitor.listeners.items() if listener.uses(one)]
                 if spare is not None and spare.life.state != "dead":
-                    worker.current, promoted = spare, True
+                    worker.current, promoted, worker.spare_deaths = spare, True, 0
                 else:
                     self._monitor.start_worker(worker)
                     promoted = False
