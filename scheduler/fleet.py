@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -130,7 +131,7 @@ class Fleet:
         return not self._finalizer.alive
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare` is the state of its spare."""
+        """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare`: the state of its spare."""
         found: dict[str, dict[str, Any]] = {}
         now = time.monotonic()
         for worker in self._monitor.workers:
@@ -247,10 +248,7 @@ class Fleet:
         seconds = restarts.wait(time.monotonic())
         if seconds <= 0:
             return
-        if restarts.failed is not None:
-            reason, seconds_told = f"it did not start again: {restarts.failed}", None
-        else:
-            reason, seconds_told = f"it died {restarts.in_a_row} times in a row", seconds
+        reason, seconds_told = restarts.reason(), None if math.isinf(seconds) else seconds
         left = "" if seconds_told is None else f"; {seconds:.1f} s are left"
         raise ProviderUnavailableError(
             f"provider {worker.name} may not be started now: {reason}{left}; restart({worker.name!r}) lifts that",

@@ -62,6 +62,9 @@ class Listener(Protocol):
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; all were told by `on_dying`."""
 
+    def on_spare_lost(self, worker: Worker) -> None:
+        """The spare of a worker died."""
+
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
 
@@ -420,7 +423,9 @@ class Monitor(threading.Thread):
         elif doing.kind == RUN:  # it had just ended
             one.facts = dataclasses.replace(one.facts, phase="idle", partition=None, step=None)
         one.death = story.died(one.facts)
-        if not one.spared:
+        if one is not worker.current:
+            worker.spare_deaths += 1
+        elif not one.spared:
             worker.deaths += 1
             worker.restarts.died(time.monotonic())
         for key in [key for key in self._replies if key[0] is one]:
@@ -430,6 +435,8 @@ class Monitor(threading.Thread):
             listener.on_death(one)
         if one is not worker.current:
             log.warning("the spare of worker %s died: %s", worker.name, str(one.death))
+            for listener in list(self.listeners.values()):
+                listener.on_spare_lost(worker)
 
     def _end_if_deaf(self, one: Incarnation) -> None:
         if one.pidfd < 0:

@@ -31,7 +31,7 @@ from outrider.scheduler.placement import Placer
 from outrider.scheduler.slots import Hold
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.scheduler.watching import Watch
-from outrider.scheduler.worker import Incarnation
+from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.board import VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -125,8 +125,8 @@ def busy(hold: Hold[Slot]) -> bool:
 class Replica:
     """Listens to the monitor for one session number.
 
-    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`: what
-    the supervisor wants to know of deaths, set when the session is made.
+    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`
+    and `respare`: what the supervisor wants to know of deaths, set when the session is made.
     """
 
     def __init__(self, placer: Placer, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
@@ -135,6 +135,7 @@ class Replica:
         self.slots = [Slot(self, index, bell, Spin(spin_us)) for index, bell in enumerate(bells)]
         self.recovery = recovery.Recovery(placer.options.replay, placer.options.fallback)
         self.supervise: Callable[[Replica, int, Incarnation], None] = lambda replica, generation, died: None
+        self.respare: Callable[[Worker], None] = lambda worker: None
         self.blueprint: Blueprint
         self.generation: Generation | None = None
         self.closed = False
@@ -230,6 +231,10 @@ class Replica:
                 if self.ended:
                     self.wake()  # what waits for it does so in vain
 
+    def on_spare_lost(self, worker: Worker) -> None:
+        """The spare of a worker died."""
+        self.respare(worker)
+
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
         self.closed = self.ended = True
@@ -271,7 +276,11 @@ class Replica:
     def serves_again(self) -> None:
         """A board has a worker again."""
         with self._lock:
-            self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Whether those who wait have to look any more. Called with the lock held."""
+        self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
 
     def end(self, slot: int, run: int, error: OutriderError) -> None:
         """Have a run end with this error, and workers skip what is left of it."""
@@ -339,6 +348,7 @@ class Replica:
         if run:
             with self._lock:
                 verdict = self._verdicts.pop(run, None)
+                self._settle()
             if verdict is not None:
                 raise verdict
         generation, outage = self.generation, self.outage

@@ -59,6 +59,7 @@ class Supervisor:
         self.planning = threading.RLock()
         """Held by who plans and loads: the supervisor, or a session that is made or learns."""
         replica.supervise = self._on_death
+        replica.respare = self._on_spare_lost
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -228,7 +229,7 @@ class Supervisor:
             return recovery.Lost(board, 0.0)  # another session's death has brought one more
         try:
             refused = [] if self.deployer.holds(generation, one) else self.deployer.load_again(generation, board, one)
-        except (WorkerDiedError, ProviderUnavailableError) as error:
+        except OutriderError as error:
             return self._lost(board, error)
         finally:
             one.muster.arrive(self.deployer.session)
@@ -277,7 +278,7 @@ class Supervisor:
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
             log.warning("a session cannot be placed anew: %s", str(error))
-            return recovery.Stuck(self._soonest())
+            return recovery.Stuck(self._soonest() if self._time_helps() else math.inf)
         finally:
             self._slots.give_all()
         return recovery.Moved(frozenset(worker.index + 1 for worker in away), self._soonest())
@@ -367,6 +368,15 @@ class Supervisor:
             self.placer.notes.append(f"{worker.name} died when it loaded its part of the model")
         log.warning("%s", death.message.splitlines()[0])
 
+    def _time_helps(self) -> bool:
+        """Whether the model could be placed if every provider could be started."""
+        with self.planning:
+            try:
+                self.placer.replan()
+            except OutriderError:
+                return False
+            return True
+
     def _soonest(self) -> float:
         """Seconds until a provider that may not be started now may be; inf if none ever."""
         now = time.monotonic()
@@ -383,10 +393,12 @@ class Supervisor:
         elif self.fleet.quarantine.holds(self.placer.model, provider):
             nodes = first_names(self.fleet.quarantine.holds(self.placer.model, provider)[0])
             reason = f"it died twice in a row when it ran {nodes}, which is quarantined"
+        elif away := [worker for worker in gone if worker.restarts.wait(now) > 0]:
+            provider, reason = away[0].name, away[0].restarts.reason()
         elif why is not None and not isinstance(why, WorkerDiedError):
             reason = why.message
         else:
-            reason = f"it died {gone[0].restarts.in_a_row} times in a row" if gone else "nothing can be placed"
+            reason = gone[0].restarts.reason() if gone else "nothing can be placed"
         cause = why or (None if one is None else one.death)
         self._why = None
         self.fleet.excuse(self.deployer.session, gone)
@@ -406,6 +418,10 @@ class Supervisor:
         for board, side in generation.sides.items():
             self.call(functools.partial(self._prepare, generation, board, side.worker))
 
+    def _on_spare_lost(self, worker: Worker) -> None:
+        if self.options.spares and worker in self.placer.workers:
+            self.later(min(2.0 ** min(worker.spare_deaths, 6), 60.0), self.keep_spares)
+
     def _prepare(self, generation: Generation, board: int, worker: Worker) -> None:
         if self.replica.generation is not generation or not worker.alive:
             return
@@ -417,6 +433,9 @@ class Supervisor:
                     log.warning("a spare of worker %s refuses what it should load: %s", worker.name, refused[0][2])
         except (WorkerDiedError, ProviderUnavailableError) as error:
             log.warning("there is no spare of worker %s: %s", worker.name, str(error))
+            if isinstance(error, ProviderUnavailableError):  # a death is told of by the monitor
+                worker.spare_deaths += 1
+                self._on_spare_lost(worker)
 
 
 def _first_line(one: Incarnation) -> str:
