@@ -18,13 +18,17 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from outrider.scheduler.cancelling import CancelToken
-from outrider.scheduler.errors import RunCancelledError, SessionClosedError
+from outrider.scheduler.closing import closed_error
+from outrider.scheduler.errors import RunCancelledError
 from outrider.scheduler.options import RunOptions, SessionOptions
+from outrider.scheduler.pickling import refusing
 from outrider.scheduler.replica import Slot, busy
 from outrider.scheduler.slots import Hold, Slots, Ticket
 from outrider.scheduler.watching import Watch, watch_for
 
 log = logging.getLogger("outrider.session")
+
+CALLBACK_SECONDS = 5.0  # that `close` waits for callbacks, which may wait for who closes
 
 
 class _Condition(threading.Condition):
@@ -39,7 +43,7 @@ class _Condition(threading.Condition):
 
 
 class RunFuture(concurrent.futures.Future[list[Any]]):
-    """The outputs of a run to come. Wait with `result(timeout)`, or `await` it in asyncio."""
+    """The outputs of a run to come. Wait with `result(timeout)`, or `await` it in asyncio. `token` cancels the run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +71,8 @@ class RunFuture(concurrent.futures.Future[list[Any]]):
         with self._condition:
             self._open = False
             return not self.token.cancelled
+
+    __reduce__ = refusing("RunFuture", "its run belongs to this process; pickle its result() instead")
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return asyncio.wrap_future(self).__await__()
@@ -115,7 +121,7 @@ class Job(Ticket[Slot]):
                 raise
             slots.give(self.hold)
             if not self.future.close():
-                raise RunCancelledError("the run was cancelled when it had ended", reason="cancelled")
+                raise RunCancelledError("the run was cancelled as it ended", reason="cancelled as it ended")
         except BaseException as error:  # whatever it is belongs to the caller
             self.fail(error)
         else:
@@ -127,7 +133,8 @@ class Job(Ticket[Slot]):
         """It ends without a result."""
         self.watch.close()
         if not self.future.close() and not isinstance(error, RunCancelledError):
-            cause, error = error, RunCancelledError("the run was cancelled", reason="cancelled")
+            cause, when = error, "cancelled as it failed"
+            error = RunCancelledError(f"the run was {when}", reason=when)
             error.__cause__ = cause
         self._call_back([], str(error) or type(error).__name__)
         self.future.set_exception(error)
@@ -167,7 +174,7 @@ class AsyncRuns:
         watch.waker = self._token_used
         try:
             if not self._slots.enqueue(job, watch):
-                raise SessionClosedError("the session was closed", what="session")
+                raise closed_error("session", "the session was closed")
         except BaseException:
             watch.close()
             raise
@@ -191,7 +198,10 @@ class AsyncRuns:
             self._alarm = first
         for job in over:
             if self._slots.withdraw(job):
-                self.begin(job)
+                try:
+                    self.begin(job)
+                except RuntimeError as error:  # no thread can be started: one that becomes idle ends it
+                    log.error("a run that is over ends late: %s", error)
         self._slots.nudge()
         if ask and first is not None:
             self._later(first - time.monotonic(), self._expire)
@@ -208,7 +218,10 @@ class AsyncRuns:
             self._wake.notify()
 
     def close(self, error: BaseException) -> None:
-        """Fail what has not begun with `error`, and wait for what has. Idempotent; runs in flight have been told."""
+        """Fail what has not begun with `error`, and wait for what has. Idempotent; runs in flight have been told.
+
+        A callback that does not return is left behind after `CALLBACK_SECONDS`, which is logged.
+        """
         for ticket in self._slots.close():
             assert isinstance(ticket, Job)
             with self._lock:  # a signal may have come when it had been given a slot, and before that was told here
@@ -223,10 +236,12 @@ class AsyncRuns:
             self._closed = True
             self._limited.clear()
             self._wake.notify_all()
+        deadline = time.monotonic() + CALLBACK_SECONDS
         for thread in self._threads:
-            # A callback may close the session; and a signal may have come before the thread was started.
-            if thread is not threading.current_thread() and thread.ident is not None:
-                thread.join()
+            if thread.ident is not None:  # else a signal came before it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
+                if thread.is_alive():
+                    log.warning("a session is closed while a callback of its run_async still runs (%s)", thread.name)
 
     def _loop(self) -> None:
         while True:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from outrider.scheduler.pickling import refusing
+
 
 class CancelToken:
     """Cancels the runs it was given to, those under way and those to come. May be used from any thread, for many runs,
@@ -36,6 +38,8 @@ class CancelToken:
     def _detach(self, wake: Callable[[], object]) -> None:
         with contextlib.suppress(ValueError):  # it was interrupted before it came here
             self._waiting.remove(wake)
+
+    __reduce__ = refusing("CancelToken", "it cancels runs of this process; make one in the other process")
 
     def __repr__(self) -> str:
         return f"<CancelToken {'cancelled' if self.cancelled else 'not cancelled'}>"

@@ -17,8 +17,9 @@ from outrider.providers.wire.declared import PooledDeclarations
 from outrider.providers.wire.failures import error_from_plain, text_of
 from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.spans import Recorder
+from outrider.scheduler.closing import closed_error
 from outrider.scheduler.dumps import end_late
-from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.generation import Descriptors, Generation, WorkerSide
@@ -206,7 +207,7 @@ class Deployer:
                 future.cancel()
             return future.result(one.worker.patience(self.deadline))
         except concurrent.futures.CancelledError as error:
-            raise SessionClosedError("the session was closed", what="session") from error
+            raise closed_error("session", "the session was closed") from error
         except TimeoutError as error:
             raise end_late(self.fleet.monitor, one, f"it did not {what} within {self.deadline:g} s") from error
         finally:

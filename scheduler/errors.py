@@ -30,12 +30,12 @@ from outrider.shm.errors import (
 __all__ = [
     "ChannelClosedError", "ClaimBrokenError", "ClaimError", "DescriptorError", "DtypeMismatchError",
     "ForkedSessionError", "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError",
-    "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "OutOfMemoryError", "OutputNotFoundError",
-    "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
-    "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
-    "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError", "UnknownOptionError",
-    "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError",
-    "WorkerDiedError",
+    "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "NotPicklableError", "OutOfMemoryError",
+    "OutputNotFoundError", "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError",
+    "ProviderContractError", "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError",
+    "RunTimeoutError", "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError",
+    "UnknownOptionError", "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError",
+    "WeightFileChangedError", "WireError", "WorkerDiedError",
 ]  # fmt: skip
 
 
@@ -177,6 +177,12 @@ class TraceError(OutriderError, RuntimeError):
     """A trace cannot begin, because one is on; cannot end, because none is; or cannot be written to `path`."""
 
     _fields = ("path", "reason")
+
+
+class NotPicklableError(OutriderError, TypeError):
+    """A `what` cannot be pickled or copied, for this reason."""
+
+    _fields = ("what", "reason")
 
 
 class ForkedSessionError(OutriderError, RuntimeError):

@@ -10,26 +10,21 @@ import concurrent.futures
 import itertools
 import logging
 import math
-import os
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire import messages
 from outrider.scheduler import counters
+from outrider.scheduler.closing import Closing, check_fork
 from outrider.scheduler.cores import thread_share, usable_cores
-from outrider.scheduler.errors import (
-    ForkedSessionError,
-    OutriderError,
-    ProviderUnavailableError,
-    SessionClosedError,
-)
+from outrider.scheduler.errors import OutriderError, ProviderUnavailableError
 from outrider.scheduler.health import ABSENT, told
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.muster import Muster
 from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.pickling import refusing
 from outrider.scheduler.probing import Probes
 from outrider.scheduler.restarts import Quarantine
 from outrider.scheduler.shortage import limits_told
@@ -62,14 +57,12 @@ class Fleet:
         """
         fleet = cls.__new__(cls)
         fleet._setup(specs, options, threads, probe)
-        fleet._finalizer.atexit = False  # the session closes it, and before that gets its trace
         return fleet
 
     @limits_told()
     def _setup(
         self, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None, probe: bool = True
     ) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
@@ -80,7 +73,7 @@ class Fleet:
         wanted = [_threads(spec) or threads for spec in specs if computes(spec)]
         open_share = thread_share(usable_cores(), wanted) if options.strategy in AT_ONCE else usable_cores()
         self._monitor = Monitor(options.start_deadline)
-        self._finalizer = weakref.finalize(self, self._monitor.shutdown)
+        self._workers = _Workers(self, self._monitor)
         try:
             self._monitor.start()
             for index, spec in enumerate(specs):
@@ -100,7 +93,7 @@ class Fleet:
             for worker in self.workers:
                 self._miss(worker.spec, probes.end(self._monitor, worker))
         except BaseException:
-            self.close()
+            self.close_here()
             raise
 
     def _miss(self, spec: ProviderSpec, error: ProviderUnavailableError | None) -> None:
@@ -112,14 +105,21 @@ class Fleet:
 
     # The user's side ------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Stop the workers and leave nothing behind. Sessions on this fleet cannot run any more."""
-        self._finalizer()
+        """Stop the workers and leave nothing behind. Sessions on this fleet cannot run any more.
+
+        A worker that is busy for 5 s is killed. As for `InferenceSession.close`, it may be called from anywhere.
+        """
+        self._workers.close()
+
+    __reduce__ = refusing("Fleet", "its workers belong to this process; make one in the other process")
 
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._workers.hurry()
+        self._workers.close()
 
     def __repr__(self) -> str:
         states = ", ".join(f"{worker.name} ({worker.life.state})" for worker in self.workers)
@@ -128,10 +128,11 @@ class Fleet:
     @property
     def closed(self) -> bool:
         """True once `close` was called."""
-        return not self._finalizer.alive
+        return self._workers.closed
 
     def health(self) -> dict[str, dict[str, Any]]:
         """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare`: the state of its spare."""
+        check_fork(self._workers.pid)
         found: dict[str, dict[str, Any]] = {}
         now = time.monotonic()
         for worker in self._monitor.workers:
@@ -188,26 +189,28 @@ class Fleet:
         for spec in parse_providers(providers, provider_options):
             worker = known.get(spec.display)
             if worker is None:
-                raise ProviderUnavailableError(
-                    f"the fleet has no provider {spec.display!r}; it has {', '.join(known)}",
-                    provider=spec.display,
-                    reason="not in the fleet",
-                )
+                raise self._unknown(spec.display)
             if spec.kind != worker.spec.kind or spec not in (worker.spec, ProviderSpec(spec.kind, spec.name)):
                 raise invalid_option("providers", spec, f"{spec.display!r} as the fleet has started it: {worker.spec}")
             chosen.append(worker)
         return chosen
 
+    def _unknown(self, name: str) -> ProviderUnavailableError:
+        """The error for a provider that the fleet does not have, or does without."""
+        reason = self._absent.get(name, "not in the fleet")
+        if name in self._absent:
+            text = f"the fleet does without provider {name!r}: {reason}"
+        else:
+            text = f"the fleet has no provider {name!r}; it has {', '.join(worker.name for worker in self.workers)}"
+        return ProviderUnavailableError(text, provider=name, reason=reason)
+
     def check_open(self) -> None:
         """Raises SessionClosedError or ForkedSessionError when the fleet cannot be used here."""
-        if os.getpid() != self._pid:
-            raise ForkedSessionError(
-                f"this session belongs to process {self._pid}; make a new one in this forked process",
-                owner_pid=self._pid,
-                pid=os.getpid(),
-            )
-        if self.closed:
-            raise SessionClosedError("the fleet of this session was closed", what="fleet")
+        self._workers.check("fleet", "the fleet of this session was closed")
+
+    def close_here(self) -> None:
+        """`close`, by who has called nothing of this library but what closes."""
+        self._workers.close_here()
 
     def next_session(self) -> int:
         """A number that no other session of this fleet has."""
@@ -226,7 +229,7 @@ class Fleet:
                 spare, worker.spare = worker.spare, None
                 sessions = [number for number, listener in self._monitor.listeners.items() if listener.uses(one)]
                 if spare is not None and spare.life.state != "dead":
-                    worker.current, promoted = spare, True
+                    worker.current, promoted, worker.spare_deaths = spare, True, 0
                 else:
                     self._monitor.start_worker(worker)
                     promoted = False
@@ -273,10 +276,7 @@ class Fleet:
         """
         worker = next((one for one in self.workers if one.name == name), None)
         if worker is None:
-            known = ", ".join(one.name for one in self.workers)
-            raise ProviderUnavailableError(
-                f"the fleet has no provider {name!r}; it has {known}", provider=name, reason="not in the fleet"
-            )
+            raise self._unknown(name)
         self.quarantine.release(name)
         worker.restarts.forget()
         with self._lock:
@@ -309,6 +309,26 @@ class Fleet:
         """Have a worker begin (`on`) or end to trace a session; the next part of its spans comes as the answer."""
         number = next(self._numbers)
         return self._monitor.request(worker, messages.TraceRequest(number, session, on), ("TraceData", number))
+
+
+class _Workers(Closing):
+    """The workers of a fleet, to be stopped."""
+
+    def __init__(self, owner: Fleet, monitor: Monitor) -> None:
+        super().__init__(owner)
+        self._monitor = monitor
+
+    def hurry(self) -> None:
+        self._monitor.hurry()
+
+    def release(self) -> None:
+        self._monitor.shutdown()
+
+    def stop(self) -> None:
+        self._monitor.stop()
+
+    def wait(self) -> None:
+        self._monitor.shutdown()
 
 
 def computes(spec: ProviderSpec) -> bool:

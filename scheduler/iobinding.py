@@ -19,6 +19,7 @@ from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Array, Targets
 from outrider.scheduler.options import invalid_option
 from outrider.scheduler.ortvalue import OrtValue, array_at, check_device, checked_shape
+from outrider.scheduler.pickling import refusing
 from outrider.scheduler.steady import Signature
 from outrider.shm.user import UserMemory, process_memory
 
@@ -46,6 +47,8 @@ class IOBinding:
         self._signature: Signature | None = None
         self._bound: dict[str, OrtValue | None] = {}  # in the order of binding; None: made by the run
         self._results: list[OrtValue] = []
+
+    __reduce__ = refusing("IOBinding", "it belongs to its session; make one by io_binding() of the other session")
 
     # Inputs ---------------------------------------------------------------------------------------------------------
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:

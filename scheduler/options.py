@@ -95,6 +95,10 @@ class _Options:
                 shown.append(f"{one.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _remade, (type(self), {key: dict(v) if isinstance(v, Mapping) else v for key, v in given.items()})
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -143,6 +147,10 @@ class _Options:
         value = getattr(self, name)
         if value != default:
             raise unsupported_option(f"{type(self).__name__}.{name}", value, reason)
+
+
+def _remade(kind: type[_Options], given: dict[str, Any]) -> Any:
+    return kind(**given)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -19,6 +19,7 @@ from outrider.scheduler.dlpack import from_dlpack
 from outrider.scheduler.errors import DtypeMismatchError, InputTypeError, ShapeMismatchError
 from outrider.scheduler.nodearg import type_name
 from outrider.scheduler.options import invalid_option, unsupported_option
+from outrider.scheduler.pickling import refusing
 from outrider.shm.segment import address_of
 from outrider.shm.user import process_memory
 
@@ -42,6 +43,8 @@ class OrtValue:
     def of(cls, value: Any, declared: str) -> OrtValue:
         """A result; `declared` is its type where it does not tell itself."""
         return cls(value, None if isinstance(value, np.ndarray) else declared)
+
+    __reduce__ = refusing("OrtValue", "it may lie in memory of this process; pickle its numpy() instead")
 
     # Making one -----------------------------------------------------------------------------------------------------
     @classmethod

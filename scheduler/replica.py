@@ -6,7 +6,6 @@ a generation that lives on when a worker of it has died (`supervisor.py`), or is
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -19,9 +18,10 @@ import numpy as np
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import BrokenEdgeError, WireError
-from outrider.scheduler import blame, recovery
+from outrider.scheduler import blame, overdue, recovery
+from outrider.scheduler.closing import closed_error
 from outrider.scheduler.deploy import Deployer
-from outrider.scheduler.errors import SessionClosedError, WorkerDiedError
+from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.evidence import begun, first_void
 from outrider.scheduler.failures import error_of
 from outrider.scheduler.generation import Generation
@@ -149,7 +149,6 @@ class Replica:
         self.attempts: dict[int, list[WorkerDiedError]] = {}  # run -> deaths that it has survived
         self._baselines: dict[int, list[int]] = {}  # board -> its done words when its worker began to serve
         self._stories: dict[int, tuple[int, OutriderError]] = {}  # run -> board of who tells it, and what
-        self._numbers = itertools.count()
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._told = threading.Condition(self._lock)
 
@@ -237,19 +236,17 @@ class Replica:
 
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
-        self.closed = self.ended = True
+        with self._lock:
+            self.closed = self.ended = True
         self.wake()
 
     def look(self) -> None:
         """Whether a worker says of a run in flight what cannot be; now and then."""
         blame.look(self)
 
-    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
-        """The run in a slot and the nodes of a partition of the present generation, if there are such."""
-        generation = self.generation
-        if generation is None or slot >= len(self.slots) or partition >= len(generation.partition_nodes):
-            return None
-        return self.slots[slot].pending, generation.partition_nodes[partition]
+    def working(self) -> list[tuple[int, overdue.Working]]:
+        """The runs in flight, and where workers are in them. From any thread."""
+        return [(run, one) for slot in self.slots if (run := slot.pending) for one in overdue.working(slot, run)]
 
     def wake(self) -> None:
         """Have every blocked caller look at what has happened."""
@@ -279,7 +276,7 @@ class Replica:
             self._settle()
 
     def _settle(self) -> None:
-        """Whether those who wait have to look any more. Called with the lock held."""
+        """Whether those who wait have to look any more. Called with the lock held, as all that it reads is changed."""
         self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
 
     def end(self, slot: int, run: int, error: OutriderError) -> None:
@@ -287,10 +284,10 @@ class Replica:
         generation = self.generation
         if generation is None or self.slots[slot].pending != run:
             return
+        generation.board.publish(messages.CANCEL, slot, run, 1)
         with self._lock:
             self._verdicts[run] = error
-        generation.board.publish(messages.CANCEL, slot, run, 1)
-        self.ended = True
+            self.ended = True
         self.slots[slot].bell.ring()
 
     def refused(self, count: int) -> None:
@@ -301,13 +298,15 @@ class Replica:
 
     def begin_to_move(self) -> None:
         """Runs that wait for a dead worker begin again elsewhere; the others go on to their end."""
-        self.moving = self.ended = True
-        self.outage = None
+        with self._lock:
+            self.moving = self.ended = True
+            self.outage = None
         self.wake()
 
     def go_down(self, outage: Outage) -> None:
         """No run can be served that needs a dead worker, and none may begin. `wake` tells those who wait."""
-        self.outage, self.moving, self.ended = outage, False, True
+        with self._lock:
+            self.outage, self.moving, self.ended = outage, False, True
 
     # Called by who has taken all slots of the replica, or before anybody runs ----------------------------------------
     def release(self) -> None:
@@ -326,15 +325,15 @@ class Replica:
         """Use a new generation."""
         self.release()
         self.blueprint = blueprint
+        self._baselines = {board: self._done_words(generation, board) for board in generation.sides}
         with self._lock:
             self._verdicts.clear()
             self.attempts.clear()
             self.dying.clear()
-        self.stalled.clear()
-        self.outage, self.moving = None, False
-        self._baselines = {board: self._done_words(generation, board) for board in generation.sides}
-        self.generation = generation
-        self.ended = self.closed
+            self.stalled.clear()
+            self.outage, self.moving = None, False
+            self.generation = generation
+            self._settle()
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
             if side.serving.death is not None:
                 self.on_death(side.serving)
@@ -344,7 +343,7 @@ class Replica:
     def check(self, slot: Slot | None = None, run: int = 0) -> None:
         """Raises what ends a run, or keeps one from beginning (without `run`): an error, or RunAgain."""
         if self.closed:
-            raise SessionClosedError("the session was closed", what="session")
+            raise closed_error("session", "the session was closed")
         if run:
             with self._lock:
                 verdict = self._verdicts.pop(run, None)
@@ -414,7 +413,7 @@ class Replica:
         if found is not None:
             return found
         if told:
-            return SessionClosedError("the session was closed while a run was failing", what="session")
+            return closed_error("session", "the session was closed while a run was failing")
         partition, board = first_void(generation, slot.index, run) or (0, generation.dones[0][0])
         if generation.sides[board].serving is not serving[board] or serving[board].death is not None:
             return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])

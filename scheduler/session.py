@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
+from outrider.scheduler.closing import check_fork, closed_error
 from outrider.scheduler.deploy import Deployer
-from outrider.scheduler.errors import (
-    ForkedSessionError,
-    ProviderUnavailableError,
-    SessionClosedError,
-)
+from outrider.scheduler.errors import ProviderUnavailableError
 from outrider.scheduler.execution import Execution
 from outrider.scheduler.feeds import check_feeds, requested_outputs
 from outrider.scheduler.fleet import Fleet
@@ -29,9 +24,11 @@ from outrider.scheduler.options import WEIGHING, RunOptions, SessionOptions, inv
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
 from outrider.scheduler.passing import PassedOn
+from outrider.scheduler.pickling import Recipe
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.replica import Replica, RunAgain, Slot
 from outrider.scheduler.report import PlacementReport
+from outrider.scheduler.resources import CLOSED, Resources
 from outrider.scheduler.restarting import restart
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.shortage import limits_told
@@ -40,16 +37,13 @@ from outrider.scheduler.specs import parse_providers
 from outrider.scheduler.steady import Signature, Signatures
 from outrider.scheduler.strategy import replicas
 from outrider.scheduler.supervisor import Supervisor
-from outrider.scheduler.trace import Tracing
 from outrider.scheduler.warming import LEARNINGS, Checked, largest_sizes, made_feeds, run_everywhere, timed_partitions
 from outrider.scheduler.watching import UNLIMITED, Watch, watch_for
 from outrider.scheduler.worker import Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.processes import forks
 
-CLOSED = "the session was closed"
 ATTEMPTS = 8  # of a warmup that is interrupted by deaths
-INTERRUPTED_SECONDS = 0.5  # what a busy worker gets to stop by itself after Ctrl-C
 
 
 class InferenceSession:
@@ -63,7 +57,7 @@ class InferenceSession:
     `sess_options` (onnxruntime's position) or `options`: a SessionOptions. Raises the errors of options and
     providers, then those of the model, before any process starts; then ProviderUnavailableError, UnsupportedOpError,
     PinDeclinedError, ClaimBrokenError and their kin. A context manager; `close` is idempotent, and results stay valid
-    after it.
+    after it. Pickled, a session from a path is made anew from that path where it is unpickled.
     """
 
     @limits_told()
@@ -79,10 +73,9 @@ class InferenceSession:
         chosen, threads = session_options(sess_options, options)
         shared: Fleet | None = chosen.fleet
         specs = [] if shared is not None else parse_providers(providers, provider_options)
-        self._resources = _Resources()
+        self._resources = Resources(self)
         tracing = self._resources.tracing
-        self._finalizer = weakref.finalize(self, self._resources.close)
-        self._pid = os.getpid()
+        self._recipe = Recipe.of(model, specs, chosen, threads)
         self._forks = forks()
         self._options = chosen
         self._limited = watch_for(RunOptions(), chosen) is not None
@@ -111,8 +104,9 @@ class InferenceSession:
                 replica.placer.loaded = self._runner.replicas[0].placer.loaded  # calls are inlined once
                 self._resources.supervisors[replica].place(replica.placer.place())
         except BaseException as error:
-            self._resources.hurry(type(error))
-            self._finalizer()
+            if isinstance(error, KeyboardInterrupt):
+                self._resources.hurry()
+            self._resources.close_here()
             raise
         self._loaded: LoadedModel = self._runner.replicas[0].placer.loaded
         self._inputs = tuple(self._loaded.inputs)
@@ -196,6 +190,7 @@ class InferenceSession:
 
     def io_binding(self) -> IOBinding:
         """Inputs and outputs to bind by reference, for `run_with_iobinding`."""
+        self._check_open()
         return IOBinding(self, self._inputs, self._loaded.defaults, self._loaded.outputs)
 
     def run_with_iobinding(self, binding: IOBinding, run_options: RunOptions | None = None) -> None:
@@ -288,18 +283,11 @@ class InferenceSession:
             plan, present = blueprint.plan, replica.blueprint.plan
             if (plan.partitions, plan.units) == (present.partitions, present.units):
                 return
-            self._resources.supervisors[replica].place(blueprint)
+            self._resources.supervisors[replica].place_anew(blueprint)
             run_everywhere(self._runner, checked, self._defaults, self._options)
 
     def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedSessionError(
-                f"this session belongs to process {self._pid}; make a new one in this forked process",
-                owner_pid=self._pid,
-                pid=os.getpid(),
-            )
-        if not self._finalizer.alive:
-            raise SessionClosedError(CLOSED, what="session")
+        self._resources.check("session", CLOSED)
         self._fleet.check_open()
 
     # What it is ----------------------------------------------------------------------------------------------------
@@ -325,10 +313,12 @@ class InferenceSession:
 
     def placement(self) -> PlacementReport:
         """Where each node runs and why."""
+        check_fork(self._resources.pid)
         return placement_report(self._runner.replicas, self._resources.workers, self._fleet)
 
     def health(self) -> dict[str, dict[str, Any]]:
         """provider -> {state, incarnation, deaths, quarantined}."""
+        check_fork(self._resources.pid)
         return self._fleet.health()
 
     def stats(self) -> dict[str, Any]:
@@ -361,21 +351,32 @@ class InferenceSession:
         self._resources.tracing.stop(path)
 
     def close(self) -> None:
-        """Unload the model and, unless the fleet is shared, stop the workers. Results stay valid."""
-        if os.getpid() == self._pid:
-            self._finalizer()
+        """Unload the model and, unless the fleet is shared, stop the workers. Results stay valid.
+
+        Runs in flight end with SessionClosedError. A worker that is busy for 5 s is killed. May be called again, from
+        any thread, a callback or a signal's handler; see `closing.py` for who waits until all is closed. In a fork of
+        the process that made the session it does nothing: there is nothing there to close.
+        """
+        self._resources.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See `pickling.py`. Raises NotPicklableError, SessionClosedError."""
+        if self._resources.closed:
+            raise closed_error("session", CLOSED)
+        return self._recipe.reduced(type(self))
 
     def __enter__(self) -> InferenceSession:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._resources.hurry(kind)
-        self.close()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._resources.hurry()
+        self._resources.close()
 
     def __repr__(self) -> str:
         of = "" if self._resources.loaded is None else f" of {self._resources.loaded.path}"
         workers = ", ".join(worker.name for worker in self._resources.workers)
-        return f"<InferenceSession{of} on {workers}{'' if self._finalizer.alive else ' (closed)'}>"
+        return f"<InferenceSession{of} on {workers}{' (closed)' if self._resources.closed else ''}>"
 
     def restart(self, provider: str) -> None:
         """End a provider's worker, start it anew, and place the model as if it had never failed.
@@ -385,59 +386,3 @@ class InferenceSession:
         """
         self._check_open()
         restart(provider, self._runner, self._resources.supervisors, self._fleet)
-
-
-class _Resources:
-    """All that a session must give back, in the order in which it must. It knows nothing of the session."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self.closed = False
-        self.loaded: LoadedModel | None = None
-        self.own_fleet: Fleet | None = None
-        self.tracing = Tracing()
-        self.asynchronous: AsyncRuns
-        self.runner: Runner | None = None
-        self.supervisors: dict[Replica, Supervisor] = {}
-        self.workers: Sequence[Worker] = ()
-        self.bells: Sequence[Doorbell] = ()
-
-    def hurry(self, kind: type[BaseException] | None) -> None:
-        """Whoever pressed Ctrl-C does not want to wait for a worker that is busy."""
-        if kind is not None and issubclass(kind, KeyboardInterrupt) and self.own_fleet is not None:
-            self.own_fleet.monitor.patience = INTERRUPTED_SECONDS
-
-    def close(self) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child: all of this is its parent's
-        self.closed = True
-        with contextlib.ExitStack() as last_first:  # all of it, whatever interrupts
-            if self.loaded is not None:
-                last_first.callback(self.loaded.store.close)
-            for bell in self.bells:
-                last_first.callback(bell.close)
-            if self.runner is not None:
-                if self.own_fleet is None:
-                    last_first.callback(self._unload, self.runner)
-                last_first.callback(self._leave, self.runner)
-                for supervisor in self.supervisors.values():
-                    last_first.callback(supervisor.close)
-                last_first.callback(self.asynchronous.close, SessionClosedError(CLOSED, what="session"))
-            if self.own_fleet is not None:
-                last_first.callback(self.own_fleet.close)
-            if self.runner is not None:
-                for replica in self.runner.replicas:
-                    replica.deployer.fleet.monitor.listeners.pop(replica.deployer.session, None)
-                    replica.on_closed()
-            last_first.callback(self.tracing.close)
-
-    def _leave(self, runner: Runner) -> None:
-        runner.slots.take_all()  # callers have left
-        for replica in runner.replicas:
-            replica.release()
-        runner.slots.give_all()
-
-    def _unload(self, runner: Runner) -> None:
-        for replica in runner.replicas:
-            if not replica.deployer.fleet.closed:  # after the last deployment: what is loaded now stays unloaded
-                replica.deployer.unload(self.workers)

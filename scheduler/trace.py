@@ -207,23 +207,34 @@ class Tracing:
                 ) from error
             self._trace = self._path = None
 
-    def close(self) -> None:
-        """The session ends: write what OUTRIDER_TRACE asked for."""
-        with self._lock:
-            trace, path = self._trace, self._path
-            self._trace = self._path = None
-            if trace is None:
-                return
-            if path is None:
-                log.warning("a trace was started and never stopped: it is not written")
-                return
-            try:
-                written = chrome.write_beside(path, self._end(trace, None))
-            except OSError as error:
-                log.error("the trace cannot be written to %s: %s", path, error.strerror)
-                return
-            if written != path:
-                log.warning("%s is there already: the trace of this session is in %s", path, written)
+    def close(self, seconds: float) -> None:
+        """The session ends: write what OUTRIDER_TRACE asked for. Waits `seconds` for another thread that ends it."""
+        if self._trace is None:
+            return
+        held = False
+        try:
+            for held in map(self._lock.acquire, (True,), (seconds,)):  # Ctrl-C may follow a call, see `slots.py`
+                if held:
+                    self._close()
+        finally:
+            if held:
+                self._lock.release()
+
+    def _close(self) -> None:
+        trace, path = self._trace, self._path
+        self._trace = self._path = None
+        if trace is None:
+            return
+        if path is None:
+            log.warning("a trace was started and never stopped: it is not written")
+            return
+        try:
+            written = chrome.write_beside(path, self._end(trace, None))
+        except OSError as error:
+            log.error("the trace cannot be written to %s: %s", path, error.strerror)
+            return
+        if written != path:
+            log.warning("%s is there already: the trace of this session is in %s", path, written)
 
     def _end(self, trace: SessionTrace, seconds: float | None) -> dict[str, Any]:
         if self._runner is not None:

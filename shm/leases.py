@@ -9,10 +9,14 @@ give one back. When a worker has died, its successor gets the blocks that are no
 The caller's array is built directly on the pool's memoryview, so that whatever is derived from it (views, DLPack
 capsules, memoryviews) keeps it alive; when it goes, a weak reference notes the block in a deque and does nothing else,
 for it may run in any thread and within any lock.
+
+A fork of the caller's process has the same arrays over the same memory. Their blocks are not given back any more: the
+parent cannot see when its child drops them.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import deque
@@ -166,10 +170,11 @@ class PoolWriter:
 class _Lease(weakref.ref[npt.NDArray[Any]]):
     """A weak reference that knows its block, and which bytes of that its array covers."""
 
-    __slots__ = ("block", "offset", "nbytes")
+    __slots__ = ("block", "offset", "nbytes", "kept")
     block: int
     offset: int
     nbytes: int
+    kept: bool  # a fork may have it
 
 
 class Leases:
@@ -187,6 +192,7 @@ class Leases:
         self._held: dict[int, _Lease] = {}
         self._lock = threading.Lock()  # a block is held, or counted as released
         self._dropped: deque[_Lease] = deque()
+        _all[id(self)] = self
         # Bound once: a callback that held this object would keep pool and words alive with every result.
         self._on_drop = self._dropped.append
 
@@ -203,7 +209,7 @@ class Leases:
             raise LayoutError(f"a result lies in block {block}, which is part of an earlier result", what="block")
         array = self._pool.array(layout.offset, dtype, layout.shape)
         lease = _Lease(array, self._on_drop)
-        lease.block, lease.offset, lease.nbytes = block, layout.offset, layout.nbytes
+        lease.block, lease.offset, lease.nbytes, lease.kept = block, layout.offset, layout.nbytes, False
         self._held[block] = lease
         return array
 
@@ -215,6 +221,8 @@ class Leases:
                 lease = self._dropped.popleft()
             except IndexError:  # another thread took it
                 break
+            if lease.kept:
+                continue
             with self._lock:
                 del self._held[lease.block]
                 self._words[self._base + lease.block] += 1
@@ -246,7 +254,25 @@ class Leases:
             found[block] = (block, offset, nbytes, counters[block] + 1)
         return list(found.values())
 
+    def keep(self) -> None:
+        """Never give back what is held now."""
+        for lease in list(self._held.values()):
+            lease.kept = True
+
     def held(self) -> int:
-        """How many results are the caller's now."""
+        """How many results are the caller's now, or a fork's."""
         self.sweep()
         return len(self._held)
+
+
+_all: weakref.WeakValueDictionary[int, Leases] = weakref.WeakValueDictionary()
+
+
+def _keep_all() -> None:
+    for one in _all.valuerefs():  # a copy: other threads go on
+        leases = one()
+        if leases is not None:
+            leases.keep()
+
+
+os.register_at_fork(before=_keep_all)

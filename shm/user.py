@@ -7,7 +7,8 @@ the caller wants them.
 
 An array is built on the segment's one memoryview, so whatever is derived from it (views, DLPack capsules, memoryviews)
 keeps it alive. When it goes, a weak reference notes its range in a deque and does nothing else, for it may run in any
-thread and within any lock; the range is used again by a later array. While any array lives its `UserMemory` does too.
+thread and within any lock; the range is used again by a later array, unless a fork of the process may still have the
+first. While any array lives its `UserMemory` does too.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ KEPT_BYTES = 64 << 20
 class _Hold(weakref.ref[npt.NDArray[Any]]):
     """A weak reference to an array that knows its range."""
 
-    __slots__ = ("memory", "offset")
+    __slots__ = ("memory", "offset", "kept")
     memory: UserMemory
     offset: int
+    kept: bool  # a fork may have it
 
 
 _holds: dict[int, _Hold] = {}  # those of the arrays that live: they keep their memory
@@ -43,7 +45,8 @@ _holds: dict[int, _Hold] = {}  # those of the arrays that live: they keep their 
 
 def _dropped(hold: _Hold, holds: dict[int, _Hold] = _holds) -> None:
     del holds[id(hold)]
-    hold.memory._returned.append(hold.offset)
+    if not hold.kept:
+        hold.memory._returned.append(hold.offset)
 
 
 class UserMemory:
@@ -86,7 +89,7 @@ class UserMemory:
                 self._ranges.free(offset)
                 raise
         hold = _Hold(array, _dropped)
-        hold.memory, hold.offset = self, offset
+        hold.memory, hold.offset, hold.kept = self, offset, False
         _holds[id(hold)] = hold
         return array
 
@@ -137,10 +140,15 @@ def process_memory() -> ProcessMemory:
         return found
 
 
+def _keep_all() -> None:
+    for hold in list(_holds.values()):
+        hold.kept = True
+
+
 def _forked() -> None:
     """A fork shares its parent's arrays, but must not take their ranges for free ones."""
     global _latest, _lock
     _latest, _lock = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(before=_keep_all, after_in_child=_forked)

@@ -245,7 +245,7 @@ def test_a_forked_process_ends_while_a_thread_of_its_parent_runs() -> None:
         child = os.fork()
         if child == 0:
             signal.alarm(20)  # the end of a child that hangs
-            session._finalizer()  # what runs at its exit
+            session._resources._finalizer()  # what runs at its exit
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         caller.join(ENOUGH)

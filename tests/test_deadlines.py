@@ -328,6 +328,20 @@ def test_a_debugged_worker_is_not_ended() -> None:
         assert session.health()[SLOW]["incarnation"] == 1
 
 
+def test_a_deadline_covers_the_time_until_a_worker_is_there_again(tmp_path: Path) -> None:
+    own, gate = SLOW.replace("Slow", "Sluggish"), tmp_path / "gate"
+    with InferenceSession(chain("Identity", "Neg"), providers=[(own, {"gate": str(gate)}), "cpu"]) as session:
+        session.run(None, feed(0))
+        os.kill(session._resources.workers[0].pid, signal.SIGKILL)
+        for _ in range(3):
+            with pytest.raises(errors.RunTimeoutError) as caught:
+                session.run(None, feed(0), RunOptions(deadline=SHORT))
+            assert caught.value.running == []
+        gate.touch()
+        right_again(session)
+        assert session.health()[own]["incarnation"] == 2
+
+
 def test_warmup_keeps_to_the_partition_deadline() -> None:
     options = {"partition_deadline": SHORT, "replay": False, "fallback": False}
     with slow("three rows", **options) as session, pytest.raises(errors.WorkerDiedError):
@@ -399,8 +413,25 @@ def test_a_worker_that_does_not_move_is_warned_of(
         future.cancel()
         assert isinstance(future.exception(ENOUGH), errors.RunCancelledError)
     first, second = (record.getMessage() for record in caplog.records[:2])
-    assert "unit 0 of partition 0 (n0, n1) of run 21" in first and "in _sleep" in first and SLOW in first
+    assert "at unit 0 of partition 0 (n0, n1) of run 21" in first and "in _sleep" in first and SLOW in first
     assert "in _sleep" in second
+
+
+def test_a_worker_that_does_not_begin_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, seconds in (("FIRST", 0.2), ("EVERY", 0.05)):
+        monkeypatch.setattr(StallWarnings, name, seconds)
+    with caplog.at_level(logging.WARNING, "outrider.fleet"), slow("sleep") as session:
+        session.run(None, feed(0))
+        pid = session._resources.workers[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        future = session.run_async(None, feed(-2))
+        wait_until(lambda: bool(caplog.records))
+        os.kill(pid, signal.SIGCONT)
+        np.testing.assert_array_equal(future.result(ENOUGH)[0], feed(2)["x"])
+    message = caplog.records[0].getMessage()
+    assert "has not begun partition 0 (n0) of run 2" in message and "no Python stack" in message
 
 
 def test_many_runs_with_limits_all_end_and_none_wrongly() -> None:
