@@ -123,7 +123,8 @@ class Monitor(threading.Thread):
 
         def send() -> None:
             if not asked.alive:
-                future.set_exception(asked.death.again() if asked.death else _gone(asked))
+                with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                    future.set_exception(asked.death.again() if asked.death else _gone(asked))
                 return
             self._replies[asked, reply] = future
             self._send(asked, body)
