@@ -185,7 +185,7 @@ class Supervisor:
         flights = tuple(replica.flights())
         in_flight = {run for _, run in flights}
         replica.attempts = {run: told for run, told in replica.attempts.items() if run in in_flight}
-        self._died, self._mending = one, present
+        self._died, self._mending, self._why = one, present, None
         blamed = running if not one.spared else None
         quarantined = blamed is not None and self._blame(present.partition_nodes[blamed.partition], worker)
         self._log.warning("%s", _first_line(one))
