@@ -34,6 +34,7 @@ from outrider.scheduler.launch import launch
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
 from outrider.scheduler.output_log import OutputLog
+from outrider.scheduler.shortage import told
 from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
@@ -89,18 +90,24 @@ class Monitor(threading.Thread):
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap: (when, order, what)
         self._order = itertools.count()
-        self._wake = Doorbell()
+        with contextlib.ExitStack() as made:  # to be undone if the rest of it fails
+            self._wake = Doorbell()
+            made.callback(self._wake.close)
+            self._pidfd = os.pidfd_open(os.getpid())
+            made.callback(os.close, self._pidfd)
+            self._context = zmq.Context()
+            made.callback(self._context.term)
+            self._router = self._context.socket(zmq.ROUTER)
+            made.callback(self._router.close, 0)
+            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._router.setsockopt(zmq.LINGER, 0)
+            self._router.setsockopt(zmq.SNDHWM, 1000)
+            self._router.setsockopt(zmq.RCVHWM, 1000)
+            self._router.setsockopt(zmq.SNDTIMEO, 5000)  # a queue that stays full is a worker that hangs
+            self._folder, self._listener = _bound_without_a_name(self._router)
+            made.pop_all()
         self._closing = False
         self._ended = False
-        self._pidfd = os.pidfd_open(os.getpid())
-        self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._router.setsockopt(zmq.LINGER, 0)
-        self._router.setsockopt(zmq.SNDHWM, 1000)
-        self._router.setsockopt(zmq.RCVHWM, 1000)
-        self._router.setsockopt(zmq.SNDTIMEO, 5000)  # a queue that stays full is a worker that hangs
-        self._folder, self._listener = _bound_without_a_name(self._router)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
@@ -285,7 +292,7 @@ class Monitor(threading.Thread):
             except ProviderUnavailableError as error:
                 failed = error
             except (OSError, ValueError, TypeError) as error:
-                failed = _unavailable(one, f"its process cannot be started: {error}")
+                failed = _unavailable(one, f"its process cannot be started: {told(error)}")
         if failed is not None:
             one.life.state = "dead"
             one.ended.set_result(None)
