@@ -151,6 +151,10 @@ def _why_idle(placer: Placer, provider: int) -> str:
         names = ", ".join(placer.workers[target].name for target in sorted(set(taken)))
         return f"what it would have had does not earn its hops and went to {names}"
     claimed = [i for i, node in enumerate(placer.graph.nodes) if placer.answers.claimed(provider, node.name)]
+    if not claimed and provider in placer.answers.away:
+        return placer.answers.away[provider]
+    if not claimed and any(held == provider for held, _ in placer.answers.withheld):
+        return "all that it claims is quarantined"
     if not claimed:
         return "it claims none of the nodes"
     owners = {owner for i in claimed for owner in [placer.plan.owner[i]] if owner is not None}

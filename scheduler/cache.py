@@ -38,7 +38,7 @@ def read(path: str) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        log.info("%s is not used: %s", path, error)
+        log.info("%s is not used: %s", path, str(error))
         return None
 
 
@@ -48,7 +48,7 @@ def write(path: str, data: Any) -> bool:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         fd, beside = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=".new")  # mode 0600
     except OSError as error:
-        log.info("%s is not kept: %s", path, error)
+        log.info("%s is not kept: %s", path, str(error))
         return False
     try:
         with open(fd, "w", encoding="utf-8") as file:
@@ -59,7 +59,7 @@ def write(path: str, data: Any) -> bool:
             os.unlink(beside)
         if not isinstance(error, OSError):
             raise
-        log.info("%s is not kept: %s", path, error)
+        log.info("%s is not kept: %s", path, str(error))
         return False
     return True
 
@@ -71,7 +71,7 @@ def remove(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        log.info("%s cannot be removed: %s", path, error)
+        log.info("%s cannot be removed: %s", path, str(error))
 
 
 def bound(folder: str, suffix: str, most: int) -> None:

@@ -54,6 +54,7 @@ class Deployer:
         # Of each incarnation: weight segment -> the id of its descriptor there, and the keys of units it has compiled.
         self._weight_ids: weakref.WeakKeyDictionary[Incarnation, dict[int, int]] = weakref.WeakKeyDictionary()
         self._compiled: weakref.WeakKeyDictionary[Incarnation, set[int]] = weakref.WeakKeyDictionary()
+        self._before: weakref.WeakKeyDictionary[Incarnation, set[int]] = weakref.WeakKeyDictionary()
         self._held: weakref.WeakKeyDictionary[Incarnation, int] = weakref.WeakKeyDictionary()  # the generation it has
         self._waiting: set[concurrent.futures.Future[Any]] = set()
         self._abandoned = False
@@ -153,6 +154,7 @@ class Deployer:
         self, generation: Generation, board: int, one: Incarnation, held: bool
     ) -> concurrent.futures.Future[messages.Loaded]:
         load = self._message(generation, board, one, held)
+        self._before[one] = self._compiled.pop(one, set())  # until it has answered nobody knows what it has
         return self.fleet.monitor.request(one, load, ("Loaded", self.session, generation.number))
 
     def _loaded(
@@ -169,7 +171,7 @@ class Deployer:
             if (partition, unit) not in without
         }
         # A worker drops what is not in a plan that it has loaded, and nothing for one that it refused.
-        self._compiled[one] = made | (self._compiled.get(one, set()) if refused else set())
+        self._compiled[one] = made | (self._before.get(one, set()) if refused else set())
         return refused
 
     def _refusal(self, generation: Generation, one: Incarnation, told: Mapping[str, Any]) -> tuple[int, int, str, str]:

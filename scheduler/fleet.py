@@ -190,15 +190,20 @@ class Fleet:
         for spec in parse_providers(providers, provider_options):
             worker = known.get(spec.display)
             if worker is None:
-                raise ProviderUnavailableError(
-                    f"the fleet has no provider {spec.display!r}; it has {', '.join(known)}",
-                    provider=spec.display,
-                    reason="not in the fleet",
-                )
+                raise self._unknown(spec.display)
             if spec.kind != worker.spec.kind or spec not in (worker.spec, ProviderSpec(spec.kind, spec.name)):
                 raise invalid_option("providers", spec, f"{spec.display!r} as the fleet has started it: {worker.spec}")
             chosen.append(worker)
         return chosen
+
+    def _unknown(self, name: str) -> ProviderUnavailableError:
+        """The error for a provider that the fleet does not have, or does without."""
+        reason = self._absent.get(name, "not in the fleet")
+        if name in self._absent:
+            text = f"the fleet does without provider {name!r}: {reason}"
+        else:
+            text = f"the fleet has no provider {name!r}; it has {', '.join(worker.name for worker in self.workers)}"
+        return ProviderUnavailableError(text, provider=name, reason=reason)
 
     def check_open(self) -> None:
         """Raises SessionClosedError or ForkedSessionError when the fleet cannot be used here."""
@@ -275,10 +280,7 @@ class Fleet:
         """
         worker = next((one for one in self.workers if one.name == name), None)
         if worker is None:
-            known = ", ".join(one.name for one in self.workers)
-            raise ProviderUnavailableError(
-                f"the fleet has no provider {name!r}; it has {known}", provider=name, reason="not in the fleet"
-            )
+            raise self._unknown(name)
         self.quarantine.release(name)
         worker.restarts.forget()
         with self._lock:
@@ -303,7 +305,7 @@ class Fleet:
         try:
             data = counters.checked(future.result(STATS_SECONDS).data)
         except (TimeoutError, OutriderError) as error:
-            log.warning("worker %s tells no counters: %s", worker.name, error or f"busy for {STATS_SECONDS:g} s")
+            log.warning("worker %s tells no counters: %s", worker.name, str(error) or f"busy for {STATS_SECONDS:g} s")
             return {}
         return data
 

@@ -103,17 +103,17 @@ def exit_text(code: int) -> str:
 class Lifecycle:
     """State of one incarnation: 'starting', 'failing', 'ready', 'stopping' or 'dead'.
 
-    `cause` of a start that failed: 'raised' (it said why), 'late', 'died', 'closed'; '' otherwise. `code`: what it
-    exited with, None before.
+    `cause` of a start that failed: 'raised' (it said why), 'late', 'died', 'closed'; '' otherwise. `detail`: the
+    traceback that it told, ''. `code`: what it exited with, None before.
     """
 
     def __init__(self) -> None:
         self.state = "starting"
         self.cause = ""
         self.code: int | None = None
+        self.detail = ""
         self._welcomed = False
         self._reason = ""
-        self._detail = ""
 
     def handle(self, event: Event) -> list[Instruction]:
         """The next state and what to do. An event that means nothing in the present state does nothing."""
@@ -125,7 +125,7 @@ class Lifecycle:
             if not self._welcomed:
                 self.cause = self.cause or "died"
                 reason = self._reason or f"the process ended while starting: {exit_text(event.code)}"
-                return [Refuse(reason, self._detail or event.output)]
+                return [Refuse(reason, self.detail or event.output)]
             return [] if state == "stopping" else [Mourn(event.code, signal_name(event.code), event.output)]
         if isinstance(event, StopAsked):
             if state == "stopping":
@@ -145,7 +145,7 @@ class Lifecycle:
             return []
         if isinstance(event, SaidStartFailed):
             self.state, self.cause = "failing", "raised"
-            self._reason, self._detail = event.reason, event.traceback
+            self._reason, self.detail = event.reason, event.traceback
             return []
         self.state = "ready"
         self._welcomed = True

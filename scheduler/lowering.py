@@ -274,6 +274,6 @@ def _types_inside(converted: onnx.ModelProto, items: Sequence[_Item]) -> dict[st
     try:
         model = shape_inference.infer_shapes(converted, strict_mode=False)
     except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        _logger.debug("no types inside lowered nodes: %s", error)
+        _logger.debug("no types inside lowered nodes: %s", str(error))
         return {}
     return {info.name: info.type for info in model.graph.value_info}

@@ -34,6 +34,7 @@ from outrider.scheduler.launch import launch
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
 from outrider.scheduler.output_log import OutputLog
+from outrider.scheduler.overdue import Working
 from outrider.scheduler.shortage import told
 from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
@@ -65,14 +66,17 @@ class Listener(Protocol):
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; all were told by `on_dying`."""
 
+    def on_spare_lost(self, worker: Worker) -> None:
+        """The spare of a worker died."""
+
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
 
     def look(self) -> None:
         """Look whether a worker says of a run in flight what cannot be. Called now and then."""
 
-    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
-        """The run in a slot and the nodes of a partition, if there are such."""
+    def working(self) -> list[tuple[int, Working]]:
+        """The runs in flight, and where workers are in them."""
 
 
 class Monitor(threading.Thread):
@@ -388,7 +392,7 @@ class Monitor(threading.Thread):
         one.close_channel()
         one.deadline = None
         one.facts = self._facts(one, code)
-        self._tell(one, lifecycle.Exited(code, story.last_words(one.facts)))
+        self._tell(one, lifecycle.Exited(code, story.last_words(one.facts, said=one.life.cause == "raised")))
         one.ended.set_result(None)
 
     def _tell(self, one: Incarnation, event: lifecycle.Event) -> None:
@@ -446,7 +450,9 @@ class Monitor(threading.Thread):
         elif doing.kind == RUN:  # it had just ended
             one.facts = dataclasses.replace(one.facts, phase="idle", partition=None, step=None)
         one.death = story.died(one.facts)
-        if not one.spared:
+        if one is not worker.current:
+            worker.spare_deaths += 1
+        elif not one.spared:
             worker.deaths += 1
             worker.restarts.died(time.monotonic())
         for key in [key for key in self._replies if key[0] is one]:
@@ -456,6 +462,8 @@ class Monitor(threading.Thread):
             listener.on_death(one)
         if one is not worker.current:
             log.warning("the spare of worker %s died: %s", worker.name, str(one.death))
+            for listener in list(self.listeners.values()):
+                listener.on_spare_lost(worker)
 
     def _end_if_deaf(self, one: Incarnation) -> None:
         if one.pidfd < 0:

@@ -162,8 +162,8 @@ class SessionOptions(_Options):
       its hop between workers goes to another claimant, as far as costs are known (`warmup` measures them); 'pipeline',
       workers of one kind share a model in balanced stages: k stages are full with k + 1 runs in flight; 'replicate',
       each worker of a kind has the whole model and runs go to one that is free.
-    - `fallback`: nodes that a provider claimed go to the next claimant when it cannot compile them, at load or for a new
-      shape, or when its worker has died twice in a row while it ran them; else ClaimBrokenError or WorkerDiedError.
+    - `fallback`: nodes that a provider claimed go to the next claimant when it cannot compile them, at load or for a
+      new shape, or when its worker has died twice in a row while it ran them; else ClaimBrokenError, WorkerDiedError.
     - `replay`: a partition that was running when its worker died runs once more on its successor; if False, a run never
       executes a partition twice and raises WorkerDiedError. Random nodes are never run twice.
     - `spares`: 0, or 1 to keep a second process of each worker started and loaded, which takes over at once.

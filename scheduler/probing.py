@@ -77,10 +77,12 @@ def start_verdict(worker: Worker, reason: str, deadline: float) -> Verdict:
 
 def _story(worker: Worker) -> str:
     """What it left, or wrote so far."""
-    facts, tail = worker.current.facts, worker.current.output.tail().rstrip()
-    if facts is not None:
-        return last_words(facts)
-    return f"Its last output:\n{tail}" if tail else ""
+    one = worker.current
+    tail = one.output.tail().rstrip()
+    if one.facts is None:
+        return f"Its last output:\n{tail}" if tail else ""
+    left = last_words(one.facts, said=one.life.cause == "raised")
+    return "\n".join(text for text in (one.life.detail.rstrip(), left) if text)
 
 
 def claim_verdict(

@@ -6,7 +6,6 @@ a generation that lives on when a worker of it has died (`supervisor.py`), or is
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
@@ -19,7 +18,7 @@ import numpy as np
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import BrokenEdgeError, WireError
-from outrider.scheduler import blame, recovery
+from outrider.scheduler import blame, overdue, recovery
 from outrider.scheduler.closing import closed_error
 from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.errors import WorkerDiedError
@@ -32,7 +31,7 @@ from outrider.scheduler.placement import Placer
 from outrider.scheduler.slots import Hold
 from outrider.scheduler.steady import Copies, Signature, SteadyRun
 from outrider.scheduler.watching import Watch
-from outrider.scheduler.worker import Incarnation
+from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.board import VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
@@ -126,8 +125,8 @@ def busy(hold: Hold[Slot]) -> bool:
 class Replica:
     """Listens to the monitor for one session number.
 
-    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`: what
-    the supervisor wants to know of deaths, set when the session is made.
+    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`
+    and `respare`: what the supervisor wants to know of deaths, set when the session is made.
     """
 
     def __init__(self, placer: Placer, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
@@ -136,6 +135,7 @@ class Replica:
         self.slots = [Slot(self, index, bell, Spin(spin_us)) for index, bell in enumerate(bells)]
         self.recovery = recovery.Recovery(placer.options.replay, placer.options.fallback)
         self.supervise: Callable[[Replica, int, Incarnation], None] = lambda replica, generation, died: None
+        self.respare: Callable[[Worker], None] = lambda worker: None
         self.blueprint: Blueprint
         self.generation: Generation | None = None
         self.closed = False
@@ -149,7 +149,6 @@ class Replica:
         self.attempts: dict[int, list[WorkerDiedError]] = {}  # run -> deaths that it has survived
         self._baselines: dict[int, list[int]] = {}  # board -> its done words when its worker began to serve
         self._stories: dict[int, tuple[int, OutriderError]] = {}  # run -> board of who tells it, and what
-        self._numbers = itertools.count()
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._told = threading.Condition(self._lock)
 
@@ -219,29 +218,35 @@ class Replica:
     def on_death(self, one: Incarnation) -> None:
         """A worker died without being asked to; everybody was told by `on_dying`."""
         generation = self.generation
-        if generation is not None:
-            for board, side in generation.sides.items():
-                if side.serving is one:
+        if generation is None:
+            return
+        for board, side in generation.sides.items():
+            with self._lock:  # whoever has it serve looks too, as it may have died before
+                fresh = side.serving is one and board not in self.stalled
+                if fresh:
                     self.stalled.add(board)
-                    self.supervise(self, generation.number, one)
-                    if self.ended:
-                        self.wake()  # what waits for it does so in vain
+            if fresh:
+                self.supervise(self, generation.number, one)
+                if self.ended:
+                    self.wake()  # what waits for it does so in vain
+
+    def on_spare_lost(self, worker: Worker) -> None:
+        """The spare of a worker died."""
+        self.respare(worker)
 
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
-        self.closed = self.ended = True
+        with self._lock:
+            self.closed = self.ended = True
         self.wake()
 
     def look(self) -> None:
         """Whether a worker says of a run in flight what cannot be; now and then."""
         blame.look(self)
 
-    def running(self, slot: int, partition: int) -> tuple[int, list[str]] | None:
-        """The run in a slot and the nodes of a partition of the present generation, if there are such."""
-        generation = self.generation
-        if generation is None or slot >= len(self.slots) or partition >= len(generation.partition_nodes):
-            return None
-        return self.slots[slot].pending, generation.partition_nodes[partition]
+    def working(self) -> list[tuple[int, overdue.Working]]:
+        """The runs in flight, and where workers are in them. From any thread."""
+        return [(run, one) for slot in self.slots if (run := slot.pending) for one in overdue.working(slot, run)]
 
     def wake(self) -> None:
         """Have every blocked caller look at what has happened."""
@@ -262,21 +267,27 @@ class Replica:
         self._baselines[board] = self._done_words(generation, board)
         self.stalled.discard(board)
         generation.sides[board].serving = one
+        if one.death is not None:
+            self.on_death(one)
 
     def serves_again(self) -> None:
         """A board has a worker again."""
         with self._lock:
-            self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Whether those who wait have to look any more. Called with the lock held, as all that it reads is changed."""
+        self.ended = self.closed or self.moving or self.outage is not None or bool(self._verdicts)
 
     def end(self, slot: int, run: int, error: OutriderError) -> None:
         """Have a run end with this error, and workers skip what is left of it."""
         generation = self.generation
         if generation is None or self.slots[slot].pending != run:
             return
+        generation.board.publish(messages.CANCEL, slot, run, 1)
         with self._lock:
             self._verdicts[run] = error
-        generation.board.publish(messages.CANCEL, slot, run, 1)
-        self.ended = True
+            self.ended = True
         self.slots[slot].bell.ring()
 
     def refused(self, count: int) -> None:
@@ -287,13 +298,15 @@ class Replica:
 
     def begin_to_move(self) -> None:
         """Runs that wait for a dead worker begin again elsewhere; the others go on to their end."""
-        self.moving = self.ended = True
-        self.outage = None
+        with self._lock:
+            self.moving = self.ended = True
+            self.outage = None
         self.wake()
 
     def go_down(self, outage: Outage) -> None:
         """No run can be served that needs a dead worker, and none may begin. `wake` tells those who wait."""
-        self.outage, self.moving, self.ended = outage, False, True
+        with self._lock:
+            self.outage, self.moving, self.ended = outage, False, True
 
     # Called by who has taken all slots of the replica, or before anybody runs ----------------------------------------
     def release(self) -> None:
@@ -312,15 +325,15 @@ class Replica:
         """Use a new generation."""
         self.release()
         self.blueprint = blueprint
+        self._baselines = {board: self._done_words(generation, board) for board in generation.sides}
         with self._lock:
             self._verdicts.clear()
             self.attempts.clear()
             self.dying.clear()
-        self.stalled.clear()
-        self.outage, self.moving = None, False
-        self._baselines = {board: self._done_words(generation, board) for board in generation.sides}
-        self.generation = generation
-        self.ended = self.closed
+            self.stalled.clear()
+            self.outage, self.moving = None, False
+            self.generation = generation
+            self._settle()
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
             if side.serving.death is not None:
                 self.on_death(side.serving)
@@ -334,26 +347,26 @@ class Replica:
         if run:
             with self._lock:
                 verdict = self._verdicts.pop(run, None)
+                self._settle()
             if verdict is not None:
                 raise verdict
         generation, outage = self.generation, self.outage
         if not (self.moving or outage is not None) or generation is None:
             return
-        death: OutriderError | None = None
+        told = self.attempts.get(run)  # deaths while it was running
         if run:
             assert slot is not None
             waits = [board for board in self.stalled if generation.owed(board, slot.index, run)]
             if not waits:
                 return
-            told = self.attempts.get(run)
             death = told[-1] if told else generation.sides[waits[0]].serving.death
             if generation.random and death is not None:
                 raise same_again(death)
         if outage is not None and (math.isinf(outage.until) or time.monotonic() < outage.until):
-            if run in self.attempts and death is not None:  # it was running
-                raise same_again(death)
+            if told:  # it was running
+                raise same_again(told[-1])
             raise outage.error() from outage.cause
-        raise RunAgain(death)
+        raise RunAgain(told[-1] if told else None)
 
     def dismiss(self, run: int) -> None:
         """A run whose caller had left has come to its end."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler import dumps
-from outrider.shm.progress import RUN
 
 if TYPE_CHECKING:
     from outrider.scheduler.monitor import Monitor
-    from outrider.scheduler.worker import Incarnation
+    from outrider.scheduler.overdue import Working
 
 log = logging.getLogger("outrider.fleet")
 
@@ -44,19 +42,9 @@ class Stall:
         return late
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a worker is in its work."""
-
-    one: Incarnation
-    run: int
-    slot: int
-    partition: int
-    step: int
-
-
 class StallWarnings:
-    """Warns through the logger outrider.fleet about workers that stay at one step of a run. On the monitor's thread."""
+    """Warns through the logger outrider.fleet about workers that stay at one step of a run, or do not begin what they
+    could. On the monitor's thread."""
 
     FIRST = 30.0  # seconds without progress until the first warning
     AGAIN = 60.0  # seconds until each further one
@@ -65,42 +53,33 @@ class StallWarnings:
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
         self._stall = Stall(self.FIRST, self.AGAIN)
-        self._since: dict[_Place, float] = {}
+        self._since: dict[Hashable, float] = {}
 
     def look(self) -> None:
         """Look now, and again later."""
         now = time.monotonic()
-        found = dict(filter(None, (self._at(worker.current) for worker in self._monitor.workers)))
-        self._since = {place: self._since.get(place, now) for place in found}
-        for place in self._stall.look(now, found):
-            self._warn(place, found[place], now - self._since[place])
-        for listener in list(self._monitor.listeners.values()):
-            listener.look()
+        found = {
+            (run, one.key, one.step): one
+            for listener in list(self._monitor.listeners.values())
+            for run, one in listener.working()
+        }
+        self._since = {key: self._since.get(key, now) for key in found}
+        for key in self._stall.look(now, found):
+            self._warn(key[0], found[key], now - self._since[key])
         self._monitor.call_later(self.EVERY, self.look)
 
-    def _at(self, one: Incarnation) -> tuple[_Place, list[str]] | None:
-        """Where it is in a run, and the nodes of the partition there."""
-        doing = None if one.progress is None or not one.alive else one.progress.read()
-        if doing is None or doing.kind != RUN:
-            return None
-        listener = self._monitor.listeners.get(doing.session)
-        told = None if listener is None else listener.running(doing.slot, doing.partition)
-        if told is None:
-            return None
-        run, nodes = told
-        return _Place(one, run, doing.slot, doing.partition, doing.step), nodes
-
-    def _warn(self, place: _Place, nodes: list[str], seconds: float) -> None:
-        where = f"unit {place.step} of partition {place.partition} ({first_names(nodes)}) of run {place.run}"
+    def _warn(self, run: int, at: Working, seconds: float) -> None:
+        where = f"partition {at.partition} ({first_names(at.nodes)}) of run {run}"
+        what = f"has not begun {where}" if at.step is None else f"has been at unit {at.step} of {where}"
 
         def warn(stack: str) -> None:
             log.warning(
-                "worker %s (incarnation %d) has been at %s for at least %.0f s. %s",
-                place.one.worker.name,
-                place.one.number,
-                where,
+                "worker %s (incarnation %d) %s for at least %.0f s. %s",
+                at.one.worker.name,
+                at.one.number,
+                what,
                 seconds,
                 f"Its Python stack:\n{stack}" if stack else "It gives no Python stack.",
             )
 
-        dumps.then(self._monitor, place.one, warn)
+        dumps.then(self._monitor, at.one, warn)

@@ -90,9 +90,12 @@ def died(facts: Facts) -> WorkerDiedError:
     )
 
 
-def last_words(facts: Facts) -> str:
-    """What a process that ended while starting left: what that means, its stack, its output. May be empty."""
-    hint = hint_of(facts)
+def last_words(facts: Facts, said: bool = False) -> str:
+    """What a process that ended while starting left: what that means, its stack, its output. May be empty.
+
+    `said`: it told itself why it does not start, so that how it ended means nothing.
+    """
+    hint = None if said else hint_of(facts)
     return "\n".join([*([hint] if hint else []), *_left_behind(facts)])
 
 

@@ -60,6 +60,7 @@ class Supervisor:
         self.planning = threading.RLock()
         """Held by who plans and loads: the supervisor, or a session that is made or learns."""
         replica.supervise = self._on_death
+        replica.respare = self._on_spare_lost
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -229,7 +230,7 @@ class Supervisor:
             return recovery.Lost(board, 0.0)  # another session's death has brought one more
         try:
             refused = [] if self.deployer.holds(generation, one) else self.deployer.load_again(generation, board, one)
-        except (WorkerDiedError, ProviderUnavailableError) as error:
+        except OutriderError as error:
             return self._lost(board, error)
         finally:
             one.muster.arrive(self.deployer.session)
@@ -277,7 +278,7 @@ class Supervisor:
             away = self.place()
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
-            log.warning("a session cannot be placed anew: %s", error)
+            log.warning("a session cannot be placed anew: %s", str(error))
             return recovery.Stuck(self._soonest())
         finally:
             self._slots.give_all()
@@ -407,6 +408,10 @@ class Supervisor:
         for board, side in generation.sides.items():
             self.call(functools.partial(self._prepare, generation, board, side.worker))
 
+    def _on_spare_lost(self, worker: Worker) -> None:
+        if self.options.spares and worker in self.placer.workers:
+            self.later(min(2.0 ** min(worker.spare_deaths, 6), 60.0), self.keep_spares)
+
     def _prepare(self, generation: Generation, board: int, worker: Worker) -> None:
         if self.replica.generation is not generation or not worker.alive:
             return
@@ -417,7 +422,10 @@ class Supervisor:
                 if refused:
                     log.warning("a spare of worker %s refuses what it should load: %s", worker.name, refused[0][2])
         except (WorkerDiedError, ProviderUnavailableError) as error:
-            log.warning("there is no spare of worker %s: %s", worker.name, error)
+            log.warning("there is no spare of worker %s: %s", worker.name, str(error))
+            if isinstance(error, ProviderUnavailableError):  # a death is told of by the monitor
+                worker.spare_deaths += 1
+                self._on_spare_lost(worker)
 
 
 def _first_line(one: Incarnation) -> str:

@@ -124,6 +124,7 @@ class Worker:
         self.threads = threads
         self.bell = Doorbell()  # the same one for every incarnation
         self.deaths = 0
+        self.spare_deaths = 0
         self.restarts = Restarts()
         self.started = 0  # incarnations
         self.current = Incarnation(self, 0)

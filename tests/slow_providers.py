@@ -71,3 +71,19 @@ class Stopping(Slow):
 
     def _sleep(self, seconds):
         os.kill(os.getpid(), 19)
+
+
+class Doomed(Slow):
+    """Its first two incarnations die at a positive element, the others when they compile."""
+
+    def setup(self, context):
+        super().setup(context)
+        self.incarnation = context.incarnation
+
+    def compile(self, unit):
+        if self.incarnation > 2:
+            os.kill(os.getpid(), 9)
+        return self._run
+
+    def _sleep(self, seconds):
+        os.kill(os.getpid(), 9)

@@ -104,8 +104,19 @@ def _faults(file: str) -> Iterator[str]:
             yield f"{where} defines __del__"
         elif isinstance(node, ast.ExceptHandler) and node.type is None:
             yield f"{where} catches everything"
+        elif isinstance(node, ast.ExceptHandler) and node.name and _logs(node, node.name):
+            yield f"{where} logs an error, whose frames a kept record would keep, and not its words"
         elif isinstance(node, ast.Name) and node.id == "print" and not file.startswith("tools/"):
             yield f"{where} prints"
+
+
+def _logs(handler: ast.ExceptHandler, name: str) -> bool:
+    """Whether a handler passes the error itself to a logger."""
+    calls = [node for node in ast.walk(handler) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    logged = [
+        call for call in calls if isinstance(call.func.value, ast.Name) and call.func.value.id in ("log", "_logger")
+    ]
+    return any(isinstance(one, ast.Name) and one.id == name for call in logged for one in call.args)
 
 
 def test_every_package_is_installed() -> None:

@@ -19,6 +19,7 @@ from outrider.scheduler import Fleet, InferenceSession, RunOptions, SessionOptio
 from outrider.scheduler.asynchronous import AsyncRuns, Job
 from outrider.scheduler.slots import Slots
 from tests.builders import chain
+from tests.gates import Gate, end, until
 from tests.interrupts import interrupted
 
 pytestmark = pytest.mark.fast
@@ -26,27 +27,6 @@ pytestmark = pytest.mark.fast
 OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
 ENOUGH = 60.0  # seconds; what is waited for here takes milliseconds
 X = np.array([[-2, -1, 0.5, 3]], np.float32)
-
-
-class Gate:
-    """Runs of a model of one Identity, which end when the test lets them: `open(n)` lets n of them through."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "gate"
-        self.log = folder / "log"
-        os.mkfifo(self.path)
-        self._fd = os.open(self.path, os.O_RDWR)
-        self.provider = (f"{OWN}:Gated", {"gate": str(self.path), "log": str(self.log)})
-
-    def open(self, count: int) -> None:
-        os.write(self._fd, bytes(count))
-
-    def seen(self) -> list[float]:
-        """First elements of the inputs, in the order in which the provider served them."""
-        return [float(line) for line in self.log.read_text().split()] if self.log.exists() else []
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 @pytest.fixture
@@ -218,18 +198,17 @@ def test_a_dropped_session_with_idle_threads_is_closed() -> None:
     assert threads and not any(thread.is_alive() for thread in threads)
 
 
-def test_a_death_fails_the_runs_in_flight_and_those_that_wait_run_on_the_next_incarnation(gate: Gate) -> None:
-    with gated(gate, max_in_flight=1) as session:
+def test_a_death_fails_the_run_in_flight_and_those_that_wait_run_on_the_next_incarnation(gate: Gate) -> None:
+    with gated(gate, max_in_flight=1, replay=False, fallback=False) as session:
         (worker,) = session._fleet.workers
-        gate.open(1)
-        session.run(None, feed(0))
         futures = [session.run_async(None, feed(i)) for i in range(3)]
-        os.kill(worker.pid, 9)
-        assert isinstance(futures[0].exception(ENOUGH), errors.WorkerDiedError)
+        assert until(lambda: worker.current.doing().phase == "run")
+        end(worker.pid)
         gate.open(3)
-        ended = [future.exception(ENOUGH) for future in futures[1:]]
-        assert all(error is None or isinstance(error, errors.WorkerDiedError) for error in ended)
+        assert isinstance(futures[0].exception(ENOUGH), errors.WorkerDiedError)
+        assert [float(future.result(ENOUGH)[0][0, 0]) for future in futures[1:]] == [1, 2]
         assert float(session.run(None, feed(5))[0][0, 0]) == 5
+        assert (worker.incarnation, worker.deaths) == (2, 1)
 
 
 def test_a_signal_at_any_moment_of_asking_for_a_run_hangs_nobody(fleet: Fleet) -> None:

@@ -246,6 +246,17 @@ def test_when(options: Mapping[str, Any], failed: list[int]) -> None:
     assert provider.stats()["faults"] == len(failed)
 
 
+def test_a_late_fault_finds_the_results_written() -> None:
+    with graph_of(chain("Relu")) as graph:
+        unit, room = unit_of(graph), np.zeros_like(X)
+        for late in (False, True):
+            room[...] = -1
+            run = made(fault="exception", late=late).compile(unit).bind([X], lambda i, dtype, shape: room)
+            with pytest.raises(OrderedError):
+                run([X])
+            assert np.array_equal(room, np.maximum(X, 0)) is late
+
+
 def test_the_first_unit_is_the_faulty_one_unless_another_is_named() -> None:
     with graph_of(chain("Relu", "Abs")) as graph:
         units = [[node] for node in graph.nodes]
@@ -333,7 +344,6 @@ def test_nothing_happens_in_idleness_before_its_time() -> None:
     ("fault", "kind", "told"),
     [
         ("stale_reference", (errors.ProviderContractError, errors.LayoutError), "header"),
-        ("wild_reference", (errors.ProviderContractError, errors.LayoutError), "outside"),
         ("malformed_message", errors.WorkerDiedError, "SIGKILL"),
     ],
 )

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -31,6 +31,7 @@ from outrider.shm.leases import PoolWriter
 from outrider.shm.places import Places
 from outrider.shm.segment import PAGE, Segment, create_segment
 from tests.builders import chain, model, node, tensor
+from tests.gates import end, until
 
 pytestmark = pytest.mark.fast
 
@@ -44,13 +45,6 @@ ENOUGH = 60.0  # seconds; what is waited for here takes milliseconds
 def fleet() -> Iterator[Fleet]:
     with Fleet(["cpu", "cpu:1"]) as shared:
         yield shared
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + ENOUGH
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def copies_of_a_run(session: InferenceSession, x: np.ndarray) -> int:
@@ -105,12 +99,12 @@ def _interrupted(patch: pytest.MonkeyPatch, kind: type, method: str, call: int) 
     """Raise KeyboardInterrupt in the main thread's call of that number."""
     original, count = getattr(kind, method), [0]
 
-    def wrapped(self: Any, *args: Any) -> Any:
+    def wrapped(self: Any, *args: Any, **named: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
             count[0] += 1
             if count[0] == call:
                 raise KeyboardInterrupt
-        return original(self, *args)
+        return original(self, *args, **named)
 
     patch.setattr(kind, method, wrapped)
 
@@ -152,22 +146,34 @@ def test_an_interrupted_take_all_takes_nothing() -> None:
 
 
 # Ends that meet ------------------------------------------------------------------------------------------------------
-def test_a_death_between_load_and_first_run_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    install, left = Replica.install, [3]
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_death_between_load_and_first_run_is_not_forgotten(monkeypatch: pytest.MonkeyPatch, deaths: int) -> None:
+    """Of the worker that a session began with, and of its successor."""
+    left = [deaths]
 
-    def killed_before(self: Replica, blueprint: Any, generation: Any) -> None:
-        if left[0]:
-            left[0] -= 1
-            for side in generation.sides.values():
-                os.kill(side.worker.pid, signal.SIGKILL)
-                _until(lambda worker=side.worker: worker.life.state == "dead")
-        install(self, blueprint, generation)
+    def killed_before(method: Any, of: Any) -> Any:
+        def wrapped(self: Replica, *args: Any) -> None:
+            if left[0]:
+                left[0] -= 1
+                one = of(args)
+                os.kill(one.pid, signal.SIGKILL)
+                assert until(lambda: one.life.state == "dead")
+            method(self, *args)
 
-    monkeypatch.setattr(Replica, "install", killed_before)
-    with InferenceSession(chain("Relu")) as session:  # the first dies so, and two that the next run starts
-        with pytest.raises(errors.WorkerDiedError):
-            session.run(None, {"x": X})
+        return wrapped
+
+    install = killed_before(Replica.install, lambda args: args[1].sides[1].serving)
+    monkeypatch.setattr(Replica, "install", install)
+    monkeypatch.setattr(Replica, "about_to_serve", killed_before(Replica.about_to_serve, lambda args: args[1]))
+    with InferenceSession(chain("Relu")) as session:
+        if deaths == 2:
+            with pytest.raises(errors.ProviderUnavailableError, match="died 2 times in a row") as caught:
+                session.run(None, {"x": X})
+            assert caught.value.provider == "cpu" and 0 < caught.value.seconds <= 1
+            session.restart("cpu")
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], X)
+        health = session.health()["cpu"]
+        assert health == {"state": "ready", "incarnation": deaths + 1, "deaths": deaths, "quarantined": []}
 
 
 def _in_thread(action: Any) -> tuple[threading.Thread, list[BaseException]]:
@@ -189,14 +195,13 @@ def test_close_while_a_run_starts_a_worker_anew(tmp_path: pathlib.Path) -> None:
     session = InferenceSession(chain("Relu"), providers=[(f"{AWKWARD}:Copies", {"slow_start": str(flag)})])
     flag.touch()
     worker = session._fleet.workers[0]
-    os.kill(worker.pid, signal.SIGKILL)
-    _until(lambda: worker.life.state == "dead")
+    end(worker.pid)
     caller, seen = _in_thread(lambda: session.run(None, {"x": X}))
-    _until(lambda: worker.incarnation == 2)
+    assert until(lambda: worker.incarnation == 2)
     session.close()
     caller.join(ENOUGH)
     assert not caller.is_alive()
-    assert isinstance(seen[0], errors.OutriderError)
+    assert isinstance(seen[0], errors.SessionClosedError)
 
 
 def test_a_fleet_that_is_closed_ends_the_runs_on_it() -> None:
@@ -236,7 +241,7 @@ def test_a_session_may_be_collected_on_the_thread_of_its_monitor() -> None:
 def test_a_forked_process_ends_while_a_thread_of_its_parent_runs() -> None:
     with InferenceSession(chain("Relu"), providers=[(f"{AWKWARD}:Copies", {"seconds": 0.3})]) as session:
         caller, seen = _in_thread(lambda: session.run(None, {"x": X}))
-        _until(lambda: any(slot.pending for slot in session._runner.slots.items))
+        assert until(lambda: any(slot.pending for slot in session._runner.slots.items))
         child = os.fork()
         if child == 0:
             signal.alarm(20)  # the end of a child that hangs

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import pickle
+import random
 import signal
 import threading
 import time
@@ -398,5 +399,76 @@ def test_a_worker_that_does_not_move_is_warned_of(
         future.cancel()
         assert isinstance(future.exception(ENOUGH), errors.RunCancelledError)
     first, second = (record.getMessage() for record in caplog.records[:2])
-    assert "unit 0 of partition 0 (n0, n1) of run 21" in first and "in _sleep" in first and SLOW in first
+    assert "at unit 0 of partition 0 (n0, n1) of run 21" in first and "in _sleep" in first and SLOW in first
     assert "in _sleep" in second
+
+
+def test_a_worker_that_does_not_begin_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, seconds in (("FIRST", 0.2), ("EVERY", 0.05)):
+        monkeypatch.setattr(StallWarnings, name, seconds)
+    with caplog.at_level(logging.WARNING, "outrider.fleet"), slow("sleep") as session:
+        session.run(None, feed(0))
+        pid = session._resources.workers[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        future = session.run_async(None, feed(-2))
+        wait_until(lambda: bool(caplog.records))
+        os.kill(pid, signal.SIGCONT)
+        np.testing.assert_array_equal(future.result(ENOUGH)[0], feed(2)["x"])
+    message = caplog.records[0].getMessage()
+    assert "has not begun partition 0 (n0) of run 2" in message and "no Python stack" in message
+
+
+def test_many_runs_with_limits_all_end_and_none_wrongly() -> None:
+    """Deadlines, tokens and futures at random, from several threads, about as long as the runs take."""
+    wrong: list[Any] = []
+    right: list[int] = []
+
+    def calls(number: int, session: InferenceSession) -> None:
+        some = random.Random(number)
+        for _ in range(60):
+            x = np.full((1, 4), some.choice([-1.0, 0.001, 0.003, 0.01]), np.float32)
+            x[0, 1:] = some.random()
+            token = CancelToken()
+            options = RunOptions(
+                deadline=some.choice([None, 0.002, 0.005, 0.02]), partition_deadline=ENOUGH, cancel=token
+            )
+            timer = threading.Timer(some.choice([0.004, 0.02, 0.1]), token.cancel)
+            timer.start()
+            try:
+                if some.random() < 0.5:
+                    (y,) = session.run(None, {"x": x}, options)
+                else:
+                    future = session.run_async(None, {"x": x}, run_options=options)
+                    if some.random() < 0.3:
+                        time.sleep(0.005 * some.random())
+                        if future.cancel():
+                            with pytest.raises((CancelledError, errors.RunCancelledError)):
+                                future.result(ENOUGH)
+                            continue
+                    (y,) = future.result(ENOUGH)
+                if (y == -x).all():
+                    right.append(number)
+                else:
+                    wrong.append((x, y))
+            except (errors.RunTimeoutError, errors.RunCancelledError):
+                pass
+            except BaseException as error:  # whatever it is: this thread has no other way to tell
+                wrong.append(error)
+                return
+            finally:
+                timer.cancel()
+                timer.join()
+
+    with slow("look", max_in_flight=3) as session:
+        session.run(None, feed(0))
+        threads = [threading.Thread(target=calls, args=(number, session)) for number in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(ENOUGH)
+        assert not wrong and not any(thread.is_alive() for thread in threads)
+        assert right
+        right_again(session)
+        assert {one["deaths"] for one in session.health().values()} == {0}

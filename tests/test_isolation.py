@@ -16,6 +16,7 @@ from tests.leaks import worker_pids
 pytestmark = pytest.mark.fast
 
 OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
+NEITHER = SessionOptions(replay=False, fallback=False)
 LARGE = np.arange(1 << 18, dtype=np.float32).reshape(-1, 4) - 1000  # its result is leased, not copied
 
 
@@ -61,7 +62,7 @@ def test_each_segment_has_one_writer_and_results_two() -> None:
 def test_a_wild_write_ends_the_writer_and_spoils_nothing(operators: tuple[str, ...]) -> None:
     """The input of the provider lies in the coordinator's segment, or in that of another worker."""
     x = np.array([[-99, 1, -2, 3]], np.float32)
-    with InferenceSession(chain(*operators), providers=[f"{OWN}:Trespasser", "cpu"]) as session:
+    with InferenceSession(chain(*operators), providers=[f"{OWN}:Trespasser", "cpu"], options=NEITHER) as session:
         with pytest.raises(errors.WorkerDiedError) as caught:
             session.run(None, {"x": x})
         assert (caught.value.signal, caught.value.provider) == ("SIGSEGV", f"{OWN}:Trespasser")
@@ -72,7 +73,7 @@ def test_a_wild_write_ends_the_writer_and_spoils_nothing(operators: tuple[str, .
 def test_a_wild_write_into_the_callers_own_array_ends_the_writer() -> None:
     """Where it lies makes no difference: in user memory, or in the output pool of another worker."""
     x = np.arange(1 << 16, dtype=np.float32).reshape(-1, 4) - 99
-    with InferenceSession(chain("Relu", "Neg"), providers=[f"{OWN}:Trespasser", "cpu"]) as session:
+    with InferenceSession(chain("Relu", "Neg"), providers=[f"{OWN}:Trespasser", "cpu"], options=NEITHER) as session:
         shared = session.empty("x", x.shape)
         shared[...] = x + 99
         result = session.run(None, {"x": shared})[0]  # in the pool of cpu

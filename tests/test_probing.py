@@ -150,6 +150,8 @@ def test_one_that_is_not_required_is_skipped_with_the_reason(place: Place) -> No
             told = session.health()[place.entry()[0]]
             assert told["state"] == "absent" and "SIGABRT" in told["reason"]
             assert "SIGABRT" in str(session.placement())
+            with pytest.raises(errors.ProviderUnavailableError, match="does without .*SIGABRT"):
+                session.restart(place.entry()[0])
 
 
 def test_other_options_and_a_changed_file_are_probed_anew(place: Place) -> None:
@@ -263,8 +265,8 @@ def test_the_doctor_tells_how_a_provider_fails(place: Place, capsys: pytest.Capt
     for fault, deadline, words in (
         ("claim=crash", 30, ("FAILS", "SIGABRT while it was asked what it claims", "my last words", "not fit for use")),
         ("start=crash", 30, ("FAILS", "SIGSEGV", "in setup", "not fit for use")),
-        ("start=raise", 30, ("FAILS", "no device of mine is here")),
-        ("claim=raise", 30, ("FAILS", "ZeroDivisionError: claim went wrong")),
+        ("start=raise", 30, ("FAILS", "no device of mine is here", "Traceback", "in setup")),
+        ("claim=raise", 30, ("FAILS", "ZeroDivisionError: claim went wrong", "Traceback", "in claim")),
         ("claim=hang", 1, ("FAILS", "within 1 s", "not fit for use")),
     ):
         code, out, _ = doctor(capsys, entry, log, "--option", fault, "--deadline", str(deadline))

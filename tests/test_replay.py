@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -241,3 +242,20 @@ def test_deaths_leave_nothing_behind() -> None:
             os.kill(worker.pid, signal.SIGKILL)
             np.testing.assert_array_equal(session.run(None, {"x": X})[0], -np.maximum(X, 0))
         assert max(counts[2:]) <= counts[1]
+
+
+def test_a_spare_that_dies_is_replaced() -> None:
+    with InferenceSession(chain("Relu"), providers=["cpu"], options=SessionOptions(spares=1)) as session:
+        worker = session._fleet.workers[0]
+        supervisor = next(iter(session._resources.supervisors.values()))
+        for _ in range(2):
+            done = threading.Event()
+            while worker.spare is None or not worker.spare.alive:
+                supervisor.call(done.set)
+                assert done.wait(ENOUGH)
+                time.sleep(0.05)
+            spare = worker.spare
+            os.kill(spare.pid, signal.SIGKILL)
+            spare.ended.result(ENOUGH)
+        assert worker.spare_deaths == 2
+        assert session.health()["cpu"]["incarnation"] == 1

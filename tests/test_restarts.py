@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.scheduler.health import told
 from outrider.scheduler.restarts import Quarantine, Restarts
 
 pytestmark = pytest.mark.fast
@@ -144,35 +143,3 @@ def test_quarantine_is_monotone_until_released(events: list[tuple[str, tuple[str
     told = {(one["model"], tuple(one["nodes"]), provider) for provider in "pq" for one in quarantine.of(provider)}
     assert told == held()
     assert all(one["deaths"] >= 2 for provider in "pq" for one in quarantine.of(provider))
-
-
-# In health() ----------------------------------------------------------------------------------------------------------
-
-
-def test_health_tells_how_long_a_dead_worker_must_wait() -> None:
-    restarts = Restarts()
-    seen = [told("dead", 1, 0, restarts=restarts, now=100.0)["state"]]
-    for _ in range(5):
-        restarts.died(100.0)
-        health = told("dead", 1, restarts.deaths, restarts=restarts, now=100.5)
-        seen.append((health["state"], health.get("seconds")))
-    assert seen == ["dead", ("dead", None), ("back-off", 0.5), ("back-off", 1.5), ("back-off", 3.5), ("open", 59.5)]
-    assert told("dead", 1, 5, restarts=restarts, now=160.0)["state"] == "dead"  # the next run starts it
-    assert told("ready", 2, 5, restarts=restarts, now=100.0) == {
-        "state": "ready", "incarnation": 2, "deaths": 5, "quarantined": [],
-    }  # fmt: skip
-    restarts.boot_failed("no device")
-    health = told("dead", 2, 5, restarts=restarts, now=100.0)
-    assert (health["state"], health["reason"], "seconds" in health) == ("failed", "no device", False)
-
-
-def test_health_is_plain_data() -> None:
-    quarantine = Quarantine()
-    for _ in range(2):
-        quarantine.blame("m", ["a", "b"], "own")
-    health = told("absent", 0, 0, quarantine.of("own"), reason="no device")
-    assert json.loads(json.dumps(health)) == health
-    assert health == {
-        "state": "absent", "incarnation": 0, "deaths": 0, "reason": "no device",
-        "quarantined": [{"model": "m", "nodes": ["a", "b"], "deaths": 2}],
-    }  # fmt: skip

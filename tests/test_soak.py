@@ -23,7 +23,7 @@ SHORT = Plan(runs=300, kills=20, stretches=4, signals=("SIGKILL", "SIGSEGV"), pa
 HELD = Footprint(10 << 20, 20, 5, 3, 4, 100 << 20, 40, 12)
 
 
-@pytest.mark.parametrize("replay", [False])
+@pytest.mark.parametrize("replay", [True, False])
 def test_random_deaths_of_a_real_model_cut_in_four(replay: bool) -> None:
     """20 deaths in 300 runs from 4 threads: only right answers, and errors that the policy allows."""
     plan = dataclasses.replace(SHORT, replay=replay, fallback=replay)

@@ -247,7 +247,7 @@ def test_large_results_are_steady_too_and_failures_lose_none_of_their_blocks(fle
 
 def test_a_death_in_the_steady_state_is_a_death() -> None:
     x = np.ones(5, np.float32)
-    with Fleet(["cpu", "cpu:1", TOUCHY]) as own, session_on(own) as session:
+    with Fleet(["cpu", "cpu:1", TOUCHY]) as own, session_on(own, replay=False, fallback=False) as session:
         for _ in range(5):
             session.run(None, {"x": x})
         bad = x.copy()
@@ -257,6 +257,7 @@ def test_a_death_in_the_steady_state_is_a_death() -> None:
         assert (caught.value.provider, caught.value.signal, caught.value.nodes) == (TOUCHY, "SIGKILL", ["first"])
         for _ in range(5):
             check(session.run(None, {"x": x}), ["y", "z", "w"], x)
+        assert [one["incarnation"] for one in session.health().values()] == [1, 1, 2]
 
 
 def test_many_threads_with_two_shapes(fleet: Fleet) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.scheduler.oom import OomKills, oom_kills
-from outrider.scheduler.story import PHASES, Facts, attempt, died, hint_of
+from outrider.scheduler.story import PHASES, Facts, attempt, died, hint_of, last_words
 
 pytestmark = pytest.mark.fast
 
@@ -57,6 +57,12 @@ def test_earlier_deaths_are_listed_oldest_first_without_their_output() -> None:
         "  my:Provider (incarnation 1) died in partition 3: it was ended by SIGSEGV\n"
         "  my:Provider (incarnation 2) died in partition 3: it was ended by SIGKILL (it hung)\n"
     ) in str(error)
+
+
+def test_how_it_ended_means_nothing_when_it_said_why_it_does_not_start() -> None:
+    facts = Facts("cpu", 0, 1, 7, 3, "start", stderr="some words")
+    assert last_words(facts, said=True) == "Its last output:\nsome words"
+    assert last_words(facts).startswith("Something in the process ended it")
 
 
 def test_a_missing_stack_is_explained_only_where_there_should_be_one() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import concurrent.futures
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,11 @@ import pytest
 
 from outrider.providers.contract import Claim
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions
-from outrider.scheduler.errors import ClaimBrokenError, InvalidOptionError, WorkerDiedError
+from outrider.scheduler.errors import ClaimBrokenError, InvalidOptionError
 from outrider.scheduler.replica import Slot
 from outrider.scheduler.slots import Hold
 from tests.builders import chain, model, node, tensor
+from tests.gates import ENOUGH, end
 
 pytestmark = pytest.mark.fast
 
@@ -158,28 +158,22 @@ def test_a_pin_to_one_of_several_replicas_is_an_error(fleet: Fleet, shared: bool
         InferenceSession(MODEL, providers=["cpu", "cpu:1"], options=options)
 
 
-def test_the_death_of_one_replica_leaves_the_other_and_is_mended_by_the_next_run(expected: list[np.ndarray]) -> None:
+def test_the_death_of_one_replica_leaves_the_other_and_is_mended(
+    expected: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     specs = [ProviderSpec("cpu", threads=1), ProviderSpec("cpu:1", threads=1)]
     with InferenceSession(MODEL, providers=specs, options=SessionOptions(strategy="replicate")) as session:
-        first, second = session._runner.replicas
-        os.kill(session._fleet.workers[0].pid, signal.SIGKILL)
-        while first.death is None:
-            first.slots[0].bell.wait(0.05)
-        assert second.death is None
-        with session._lock:  # as if another caller mended it now: this run goes to the other replica
-            session._runner.slots.take_all(first.slots)
-            (y,) = session.run(None, {"x": X[1]})
-            session._runner.slots.give_all()
-        assert np.array_equal(y, expected[1])
-        assert first.death is not None
-        (y,) = session.run(None, {"x": X[0]})
-        assert np.array_equal(y, expected[0])
-        assert session.health()["cpu"]["incarnation"] == 2
-        assert session.health()["cpu:1"]["incarnation"] == 1
-        try:
-            run_from_many_threads(session, expected)
-        except WorkerDiedError:
-            pytest.fail("the first replica was not mended")
+        mended, revive = threading.Event(), Fleet.revive
+        monkeypatch.setattr(Fleet, "revive", lambda *args: mended.wait() and revive(*args))
+        end(session._fleet.workers[0].pid)
+        runs = [session.run_async(None, {"x": X[i]}) for i in range(2)]  # one in each replica
+        done, waiting = concurrent.futures.wait(runs, ENOUGH, concurrent.futures.FIRST_COMPLETED)
+        assert (len(done), len(waiting)) == (1, 1)
+        mended.set()
+        for one, y in zip(runs, expected, strict=False):
+            assert np.array_equal(one.result(ENOUGH)[0], y)
+        assert [(one["incarnation"], one["deaths"]) for one in session.health().values()] == [(2, 1), (1, 0)]
+        run_from_many_threads(session, expected)
 
 
 def test_an_island_that_does_not_earn_its_hops_moves_and_the_report_says_so(fleet: Fleet) -> None:

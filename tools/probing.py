@@ -83,7 +83,7 @@ def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str,
 
     {provider, ok, failure, start_seconds, versions, attributes, claims, kept}. `failure`: {cause, phase, reason,
     signal, exit_code, story} or None; `claims`: {asked, nodes, claimed, reference, operators, declines, error,
-    seconds} or None; `kept`: the file of the verdict. Raises the errors of models, before anything is started.
+    traceback, seconds} or None; `kept`: the file of the verdict. Raises the errors of models, before anything starts.
     """
     from outrider.scheduler import Fleet, verdicts
     from outrider.scheduler.model import load_model
@@ -165,10 +165,12 @@ def _answered(
     from outrider.scheduler.placement import Answers
     from outrider.scheduler.report import Refusal, group_declines
 
-    said, error = Answers(), None
+    said, error, traceback = Answers(), None, None
     for one, answer in zip(shown, answers, strict=False):
         if answer.error is not None:
-            error = error or f"claim() raised {answer.error['type']}: {answer.error['message']}"
+            if error is None:
+                error = f"claim() raised {answer.error['type']}: {answer.error['message']}"
+                traceback = answer.error["traceback"]
             continue
         try:
             said.add(0, worker.name, one, answer)
@@ -187,6 +189,7 @@ def _answered(
         "operators": dict(sorted(Counter(node.label for node in claimed).items())),
         "declines": [one.to_dict() for one in groups],
         "error": error,
+        "traceback": traceback,
         "seconds": seconds,
     }
 
@@ -215,7 +218,7 @@ def _text(document: dict[str, Any]) -> list[str]:
 
 def _claims_text(claims: dict[str, Any]) -> list[str]:
     if claims["error"] is not None:
-        return _row("FAILS", claims["error"])
+        return [*_row("FAILS", claims["error"]), *(claims["traceback"] or "").splitlines()]
     stop_gap = f", {claims['reference']} of them by a stop-gap" if claims["reference"] else ""
     count = f"{claims['claimed']} of {claims['nodes']} nodes of {claims['asked']}{stop_gap}"
     lines = _row("claims", f"{count}, asked in {milliseconds(claims['seconds'])}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     plan, path = _plan(parser, args), model_path(args.model)
+    logging.getLogger("outrider").addHandler(logging.NullHandler())  # deaths are counted, not told one by one
     feeds: list[Feed] = [read_npz(file) for file in args.feed]
     if not feeds:
         with InferenceSession(path) as session:

@@ -211,7 +211,7 @@ class Soak:
                 for feed in self.feeds:
                     self._answer(session, feed)
                     self._ended += 1
-                if len(children()) == self.plan.workers + self.plan.spares:
+                if len(children()) == self.plan.workers * (1 + self.plan.spares):
                     break
             except (errors.WorkerDiedError, errors.ProviderUnavailableError) as error:
                 self._make_up(session, error)

@@ -31,13 +31,15 @@ FAULTS = {
     "kernel": "A kernel that ignores `terminate`",
 }
 ABOUT = {
-    "segfault": "The library reads through a null pointer. In process nothing can catch that; in a worker it is a"
-    " provider that did not start: an error by default, a note in `health()` with `required=False`.",
-    "hang": "The library waits for a device that does not answer. In process the call never returns and has no"
+    "segfault": "The library reads through a null pointer. In process nothing can catch that. In a worker it is a provider"
+    " that did not start: an error by default, a note in `health()` with `required=False`; the next session does not even"
+    " try it again until it has changed.",
+    "hang": "The library waits for a device that does not answer. In process the call never returns, and it has no"
     " time-out; a worker has `start_deadline`.",
     "kernel": "An iteration that never converges for NaN. ONNX Runtime looks at `terminate` between two nodes, so the"
-    " run goes on for ever and takes a core with it; here it even keeps the program from ending. A worker is killed at"
-    " the deadline of the run, or at that of the partition; then the next provider computes it.",
+    " run goes on for ever and takes a core with it; here it even keeps the program from ending. With Outrider, first the"
+    " run has a deadline and the caller an error that tells where the worker was. Then the partition has one: the worker"
+    " is ended, its successor tries once more, and at last `cpu` computes the node; `vendor` does not get it again.",
 }
 
 
@@ -90,13 +92,16 @@ def run(program: str, fault: str, library: Path) -> Shown:
             process.kill()
             process.wait()
         output.seek(0)
-        return Shown(_without_paths(output.read()), code)
+        return Shown(_alike(output.read()), code)
 
 
-def _without_paths(text: str) -> str:
-    """Files by their names only, and no process ids: what differs from machine to machine."""
+def _alike(text: str) -> str:
+    """The text without what differs each time: folders, process ids, addresses, dates, names of cached files."""
     text = re.sub(r"(?<![\w.])(?:/[\w.+~-]+)+/(?=[\w.+-])", "", text)
-    return re.sub(r"\b(process|pid) \d+", r"\1 N", text)
+    text = re.sub(r"\b(process|pid) \d+", r"\1 ...", text)
+    text = re.sub(r"\b0x[0-9a-f]{8,}", "0x...", text)
+    text = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "<date>", text)
+    return re.sub(r"\b[0-9a-f]{32}\.json", "<verdict>.json", text)
 
 
 def source(program: str, fault: str) -> str:
@@ -118,7 +123,7 @@ def page(shown: dict[tuple[str, str], Shown]) -> str:
         "Everything here was printed by [`show.py`](beside_onnxruntime/show.py), which builds",
         "[`vendor.c`](beside_onnxruntime/vendor.c) and runs [`in_process.py`](beside_onnxruntime/in_process.py) and",
         "[`with_outrider.py`](beside_onnxruntime/with_outrider.py); the provider is",
-        "[`vendor_provider.py`](beside_onnxruntime/vendor_provider.py). Folders in paths were left out.",
+        "[`vendor_provider.py`](beside_onnxruntime/vendor_provider.py). Folders, addresses and dates were left out.",
         f"Python {platform.python_version()}, {versions}.", "",
     ]  # fmt: skip
     for fault, title in FAULTS.items():

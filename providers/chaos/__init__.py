@@ -192,12 +192,14 @@ class ChaosProgram(Program):
         def call(values: Sequence[Any]) -> Sequence[Any]:
             provider.works()
             self.runs += 1
-            due = provider.due("run", self.runs)
-            if due and fault != "refuse_compile":
+            due, late = provider.due("run", self.runs), provider.options.late
+            if due and not late and fault != "refuse_compile":
                 provider.misbehave("run", self.runs)
             if published is not None and published.slot in self._spoilt:
                 self._spoilt.pop(published.slot).mend()
             returned = [own.get(i, value) for i, value in enumerate(run(values))]
+            if due and late and fault != "refuse_compile":
+                provider.misbehave("run", self.runs)
             if due and fault in _WRONG:
                 returned = _wrong(fault, returned)
             if due and published is not None:

@@ -1,12 +1,13 @@
 """What chaos can be told: the faults, the phases in which each can happen, and the options, checked at its start.
 
-phase   when                                                counted by `at`
-start   in `setup`, before Hello                            -
-claim   in `claim`                                          calls of `claim`
-load    in `compile` of the faulty unit                     compilations of it
-idle    when nothing was asked of it for `after` seconds    from the n-th pause on: 1 before its first run
-run     in a run of the faulty unit, before it computes     runs of it
-stop    in `close`                                          -
+    phase   when                                                counted by `at`
+    start   in `setup`, before Hello                            -
+    claim   in `claim`                                          calls of `claim`
+    load    in `compile` of the faulty unit                     compilations of it
+    idle    when nothing was asked of it for `after` seconds    from the n-th pause on: 1 before its first run
+    run     in a run of the faulty unit, before it computes,    runs of it
+            or with `late` when its results are written
+    stop    in `close`                                          -
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Options:
     """The options of the chaos provider. Times are in seconds, sizes in bytes.
 
     `at`: which time it happens, counted from 1 in each incarnation; None for each time. `node`: the name or operator of
-    the faulty node; None for the first that is compiled. `incarnations`: those that misbehave; None for all. `seconds`:
+    the faulty node; None for the first that is compiled. `late`: in a run, when the results are written and not yet
+    published. `incarnations`: those that misbehave; None for all. `seconds`:
     how long `slow` takes, and `malformed_message` waits to be thrown out. `bytes`: where `memory` ends (None: where the
     system ends it) and how much `stderr_flood` writes. `code`: of `exit`. `after`: length of the pause before a fault
     in phase 'idle'. `claims`: names or operators of the nodes it claims, of those that it could; None for all. `merge`:
@@ -68,6 +70,7 @@ class Options:
     phase: str = ""
     at: int | None = 1
     node: str | None = None
+    late: bool = False
     incarnations: tuple[int, ...] | None = None
     seconds: float | None = None
     bytes: int | None = None
@@ -105,6 +108,7 @@ _EXPECTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "phase": (_text, "the name of a phase"),
     "at": (_or_none(_count), "a whole number from 1, or None for each time"),
     "node": (_or_none(_text), "the name or operator of a node, or None"),
+    "late": (lambda value: isinstance(value, bool), "True or False"),
     "incarnations": (_or_none(_list(_count)), "a list of whole numbers from 1, or None for all"),
     "seconds": (_or_none(_number), "a positive number of seconds, or None"),
     "bytes": (_or_none(_count), "a positive number of bytes, or None"),

@@ -70,7 +70,7 @@ class Lineage:
         try:
             binding = reshape(last, given, place)
         except Misfit as reason:
-            log.debug("a program is bound anew: %s", reason)
+            log.debug("a program is bound anew: %s", str(reason))
             self._misfits += 1
             return None
         self._misfits = 0

@@ -68,9 +68,8 @@ def _killed(count: int, **options: Any) -> tuple[float, list[float]]:
     dies = options.get("replay") is False
     with ThreadPoolExecutor(1) as crew, _opened(**options) as session:
         right, length = _learned(session)
-        processes = 1 + options.get("spares", 0)
         while len(taken) < count:
-            _settle(processes)
+            _settle(session)
             future = crew.submit(_ended, session)
             time.sleep(length * moment.uniform(0.2, 0.7))
             start = time.perf_counter()
@@ -89,7 +88,7 @@ def _killed_idle(count: int) -> list[float]:
     with _opened(fallback=False) as session:
         right, _ = _learned(session)
         for _ in range(count):
-            _settle(1)
+            _settle(session)
             start = time.perf_counter()
             os.kill(children()[0], signal.SIGKILL)
             assert session.run(None, FEED)[0].tobytes() == right
@@ -125,13 +124,14 @@ def _run_again(session: InferenceSession) -> None:
     _until(lambda: _ended(session)[1] is not None)
 
 
-def _settle(processes: int) -> None:
-    """Wait until there are so many workers, and none of them works."""
+def _settle(session: InferenceSession) -> None:
+    """Wait until the spare, if there is to be one, is there, and nobody works any more."""
 
     def still() -> bool:
         before = [worked(pid) for pid in children()]
         time.sleep(STILL)
-        return len(before) == processes and before == [worked(pid) for pid in children()]
+        ready = session.health()["cpu"].get("spare", "ready") == "ready"
+        return ready and before == [worked(pid) for pid in children()]
 
     _until(still)
 
