@@ -43,7 +43,7 @@ class _Condition(threading.Condition):
 
 
 class RunFuture(concurrent.futures.Future[list[Any]]):
-    """The outputs of a run to come. Wait with `result(timeout)`, or `await` it in asyncio."""
+    """The outputs of a run to come. Wait with `result(timeout)`, or `await` it in asyncio. `token` cancels the run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Job(Ticket[Slot]):
                 raise
             slots.give(self.hold)
             if not self.future.close():
-                raise RunCancelledError("the run was cancelled when it had ended", reason="cancelled")
+                raise RunCancelledError("the run was cancelled as it ended", reason="cancelled as it ended")
         except BaseException as error:  # whatever it is belongs to the caller
             self.fail(error)
         else:
@@ -133,7 +133,8 @@ class Job(Ticket[Slot]):
         """It ends without a result."""
         self.watch.close()
         if not self.future.close() and not isinstance(error, RunCancelledError):
-            cause, error = error, RunCancelledError("the run was cancelled", reason="cancelled")
+            cause, when = error, "cancelled as it failed"
+            error = RunCancelledError(f"the run was {when}", reason=when)
             error.__cause__ = cause
         self._call_back([], str(error) or type(error).__name__)
         self.future.set_exception(error)
@@ -197,7 +198,10 @@ class AsyncRuns:
             self._alarm = first
         for job in over:
             if self._slots.withdraw(job):
-                self.begin(job)
+                try:
+                    self.begin(job)
+                except RuntimeError as error:  # no thread can be started: one that becomes idle ends it
+                    log.error("a run that is over ends late: %s", str(error))
         self._slots.nudge()
         if ask and first is not None:
             self._later(first - time.monotonic(), self._expire)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -230,7 +231,7 @@ class Fleet:
                 spare, worker.spare = worker.spare, None
                 sessions = [number for number, listener in self._monitor.listeners.items() if listener.uses(one)]
                 if spare is not None and spare.life.state != "dead":
-                    worker.current, promoted = spare, True
+                    worker.current, promoted, worker.spare_deaths = spare, True, 0
                 else:
                     self._monitor.start_worker(worker)
                     promoted = False
@@ -252,10 +253,7 @@ class Fleet:
         seconds = restarts.wait(time.monotonic())
         if seconds <= 0:
             return
-        if restarts.failed is not None:
-            reason, seconds_told = f"it did not start again: {restarts.failed}", None
-        else:
-            reason, seconds_told = f"it died {restarts.in_a_row} times in a row", seconds
+        reason, seconds_told = restarts.reason(), None if math.isinf(seconds) else seconds
         left = "" if seconds_told is None else f"; {seconds:.1f} s are left"
         raise ProviderUnavailableError(
             f"provider {worker.name} may not be started now: {reason}{left}; restart({worker.name!r}) lifts that",

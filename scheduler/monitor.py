@@ -16,7 +16,6 @@ import logging
 import os
 import select
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -29,11 +28,12 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 from outrider.scheduler import dumps, lifecycle, story
 from outrider.scheduler.closing import HURRIED_SECONDS, exiting
+from outrider.scheduler.control_socket import ControlSocket, check_descriptors
 from outrider.scheduler.errors import SessionClosedError
 from outrider.scheduler.launch import launch
+from outrider.scheduler.log_queue import LogQueue
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
-from outrider.scheduler.output_log import OutputLog
 from outrider.scheduler.overdue import Working
 from outrider.scheduler.shortage import told
 from outrider.scheduler.stalls import StallWarnings
@@ -48,7 +48,6 @@ STOP_SECONDS = 5.0
 DEATH_MILLISECONDS = 250  # between the end of a process's descriptors and that of its pidfd: microseconds
 LONGEST = 86400.0  # seconds that it blocks
 LAST_READS = 32  # of 64 KiB: more than a pipe holds
-DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
 
 
 class Listener(Protocol):
@@ -84,7 +83,7 @@ class Monitor(threading.Thread):
 
     def __init__(self, start_deadline: float) -> None:
         super().__init__(name="outrider-monitor", daemon=True)
-        _check_descriptors()
+        check_descriptors()
         self.start_deadline = start_deadline
         self.patience = STOP_SECONDS
         self.workers: list[Worker] = []
@@ -99,24 +98,16 @@ class Monitor(threading.Thread):
             made.callback(self._wake.close)
             self._pidfd = os.pidfd_open(os.getpid())
             made.callback(os.close, self._pidfd)
-            self._context = zmq.Context()
-            made.callback(self._context.term)
-            self._router = self._context.socket(zmq.ROUTER)
-            made.callback(self._router.close, 0)
-            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            self._router.setsockopt(zmq.LINGER, 0)
-            self._router.setsockopt(zmq.SNDHWM, 1000)
-            self._router.setsockopt(zmq.RCVHWM, 1000)
-            self._router.setsockopt(zmq.SNDTIMEO, 5000)  # a queue that stays full is a worker that hangs
-            self._folder, self._listener = _bound_without_a_name(self._router)
+            self._socket = ControlSocket()
             made.pop_all()
         self._closing = False
         self._ended = False
         self._poller = zmq.Poller()
-        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._socket.router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._watched: dict[int, Callable[[], object]] = {}
-        self._output_log = OutputLog()
+        self.log_queue = LogQueue()
+        self._log = self.log_queue.logger(log.name)
         self._oom_kills = OomKills()
 
     # From any thread ------------------------------------------------------------------------------------------------
@@ -137,7 +128,8 @@ class Monitor(threading.Thread):
 
         def send() -> None:
             if not asked.alive:
-                future.set_exception(asked.death.again() if asked.death else _gone(asked))
+                with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left
+                    future.set_exception(asked.death.again() if asked.death else _gone(asked))
                 return
             self._replies[asked, reply] = future
             self._send(asked, body)
@@ -219,7 +211,7 @@ class Monitor(threading.Thread):
     def _serve(self) -> None:
         while True:
             for fd, _ in self._poller.poll(self._timeout()):
-                if fd is self._router:
+                if fd is self._socket.router:
                     self._receive()
                 elif fd == self._wake.fileno():
                     self._wake.wait()
@@ -292,7 +284,7 @@ class Monitor(threading.Thread):
             failed = _unavailable(one, "the fleet was closed")
         else:
             try:
-                launch(one, self._listener, self._pidfd)
+                launch(one, self._socket.endpoint, self._pidfd)
             except ProviderUnavailableError as error:
                 failed = error
             except (OSError, ValueError, TypeError) as error:
@@ -327,31 +319,30 @@ class Monitor(threading.Thread):
             data = os.read(one.output_fd, KEPT_BYTES)
         except BlockingIOError:
             return False
-        name = one.worker.name
         if data:
-            self._output_log.put(name, one.output.add(data, time.monotonic(), self._output_log.wanted(name)))
+            wanted = logging.getLogger(one.output_logger).isEnabledFor(logging.INFO)
+            self.log_queue.put(one.output_logger, one.output.add(data, time.monotonic(), wanted))
         else:
-            self._output_log.put(name, one.output.end())
+            self.log_queue.put(one.output_logger, one.output.end())
             self._unwatch(one.output_fd)
         return bool(data)
 
     def _send(self, one: Incarnation, body: bytes) -> None:
         try:
-            self._router.send_multipart([one.identity, body])
+            self._socket.send(one.identity, body)
         except zmq.ZMQError as error:
-            log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, str(error))
+            self._log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, error)
             self._kill(one, f"it could not be reached ({error})")
 
     def _receive(self) -> None:
-        identity, *parts = self._router.recv_multipart()
-        body = b"".join(parts)
+        identity, body = self._socket.receive()
         one = next((one for one in self._incarnations() if one.identity == identity), None)
         if one is None:
             return  # an earlier incarnation's last words
         try:
             self._hear(one, messages.unpack(body))
         except (WireError, ProtocolMismatchError) as error:
-            log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, str(error))
+            self._log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, error)
             self._kill(one, f"it broke the protocol: {error}")
 
     def _hear(self, one: Incarnation, message: messages.Message) -> None:
@@ -387,7 +378,7 @@ class Monitor(threading.Thread):
             if one.output_fd not in self._watched or not self._read_output(one):
                 break
         if one.output_fd in self._watched:
-            self._output_log.put(one.worker.name, one.output.end())
+            self.log_queue.put(one.output_logger, one.output.end())
             self._unwatch(one.output_fd)
         one.close_channel()
         one.deadline = None
@@ -461,7 +452,7 @@ class Monitor(threading.Thread):
         for listener in listeners:
             listener.on_death(one)
         if one is not worker.current:
-            log.warning("the spare of worker %s died: %s", worker.name, str(one.death))
+            self._log.warning("the spare of worker %s died: %s", worker.name, one.death)
             for listener in list(self.listeners.values()):
                 listener.on_spare_lost(worker)
 
@@ -499,58 +490,14 @@ class Monitor(threading.Thread):
         self._timers.clear()
         self._ended = True
         self._do_calls()
-        self._router.close(0)
-        self._context.term()
+        self._socket.close()
         for worker in self.workers:
             worker.bell.close()
             for one in worker.incarnations():
                 one.progress = None
-        self._output_log.close()
+        self.log_queue.close()
         self._wake.close()
         os.close(self._pidfd)
-        os.close(self._listener)
-        os.close(self._folder)
-
-
-def _check_descriptors() -> None:
-    """ZeroMQ ends the process when it finds no descriptor for its threads: see to it that there are some."""
-    held: list[int] = []
-    try:
-        for _ in range(DESCRIPTORS):
-            held.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        reason = f"a fleet needs {DESCRIPTORS} file descriptors and {len(held)} are left ({error.strerror})"
-        raise ProviderUnavailableError(f"no worker can be started: {reason}; raise ulimit -n", reason=reason) from error
-    finally:
-        for fd in held:
-            os.close(fd)
-
-
-def _bound_without_a_name(router: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Bind an ipc:// endpoint and remove its file; returns descriptors of its folder and of it (O_PATH).
-
-    Workers inherit the latter and connect to `/proc/self/fd/<number>`. So nobody else can reach the socket, and a
-    coordinator that is killed leaves no file behind. It is bound through the folder's descriptor, as paths of sockets
-    end at 107 bytes; that stays open while the socket does, which removes its file by that name when it closes.
-    """
-    try:
-        path = tempfile.mkdtemp(prefix="outrider-")  # mode 0700
-    except OSError as error:
-        reason = f"no folder for the control socket can be made ({error.strerror}); set TMPDIR to one"
-        raise ProviderUnavailableError(f"no worker can be started: {reason}", reason=reason) from error
-    folder = -1
-    try:
-        folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        router.bind(f"ipc:///proc/self/fd/{folder}/c")
-        return folder, os.open(f"{path}/c", os.O_PATH | os.O_CLOEXEC)
-    except BaseException:
-        if folder >= 0:
-            os.close(folder)
-        raise
-    finally:
-        with contextlib.suppress(FileNotFoundError):  # unlike rmtree, this needs no descriptor
-            os.unlink(f"{path}/c")
-        os.rmdir(path)
 
 
 def _key_of(message: messages.Message) -> tuple[Any, ...]:

@@ -10,13 +10,12 @@ import codecs
 import logging
 from collections import deque
 
+from outrider.scheduler.log_queue import Record
+
 KEPT_BYTES = 64 * 1024
 LINES = 1000
 """How many lines of one worker are logged in a second, and how many characters of them."""
 CHARACTERS = 256 * 1024
-
-Record = tuple[int, str]
-"""Level and text of what is to be logged."""
 
 
 class WorkerOutput:

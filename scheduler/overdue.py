@@ -116,7 +116,7 @@ def wait(slot: Slot, run: int, watch: Watch) -> None:
     watch.waker = slot.bell.ring
     if watch.cancelled:
         give_up(slot, run)
-        raise RunCancelledError("the run was cancelled while it was running", reason="cancelled")
+        raise RunCancelledError("the run was cancelled while it ran", reason="cancelled while it ran")
     if watch.over:
         give_up(slot, run)
         raise _timed_out(slot, run, watch)

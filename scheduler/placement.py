@@ -12,7 +12,6 @@ import dataclasses
 import fnmatch
 import functools
 import hashlib
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,8 +47,6 @@ from outrider.scheduler.trace import spanned
 from outrider.scheduler.worker import Incarnation, Worker
 
 NOT_CLAIMED = "not claimed"
-
-log = logging.getLogger("outrider.session")
 
 
 @dataclass
@@ -413,6 +410,7 @@ class Placer:
         self._lost[position] = error
         told = f"{worker.name}: {_how_lost(error)}"
         self.notes.append(f"{told} ({error.message.splitlines()[0]})")
+        log = self.deployer.fleet.monitor.log_queue.logger("outrider.session")
         log.warning("%s; the session goes on without it", told)
 
     def _claim_failed(self, worker: Worker, plain: dict[str, Any]) -> Exception:

@@ -148,6 +148,7 @@ class Replica:
         self._verdicts: dict[int, OutriderError] = {}  # run -> how it ends
         self.attempts: dict[int, list[WorkerDiedError]] = {}  # run -> deaths that it has survived
         self._baselines: dict[int, list[int]] = {}  # board -> its done words when its worker began to serve
+        self._well: dict[int, int] = {}  # board -> how many runs had ended well then
         self._stories: dict[int, tuple[int, OutriderError]] = {}  # run -> board of who tells it, and what
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._told = threading.Condition(self._lock)
@@ -192,8 +193,9 @@ class Replica:
         quarantine, name = self.deployer.fleet.quarantine, one.worker.name
         before, now = self._baselines.get(board, []), self._done_words(generation, board)
         partitions = sorted(generation.partitions_of[board])
+        well = self._ended_well() > self._well.get(board, 0)  # then its last words may be those of a run that failed
         for position, (then, word) in enumerate(zip(before, now, strict=False)):
-            if then != word and number_of(word) != VOID and board not in generation.spoilt:
+            if well or (then != word and number_of(word) != VOID):
                 one.worker.restarts.completed()
                 partition = partitions[position // len(self.slots)]
                 quarantine.completed(self.placer.model, generation.partition_nodes[partition], name)
@@ -265,6 +267,7 @@ class Replica:
         generation = self.generation
         assert generation is not None
         self._baselines[board] = self._done_words(generation, board)
+        self._well[board] = self._ended_well()
         self.stalled.discard(board)
         generation.sides[board].serving = one
         if one.death is not None:
@@ -334,6 +337,7 @@ class Replica:
             self.outage, self.moving = None, False
             self.generation = generation
             self._settle()
+        self._well = dict.fromkeys(generation.sides, self._ended_well())
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
             if side.serving.death is not None:
                 self.on_death(side.serving)
@@ -419,6 +423,10 @@ class Replica:
             return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])
         reason = f"it is void, and nobody said why for {FAILURE_SECONDS:g} s"
         return blame.broken(self, board, f"partition {partition}", reason)
+
+    def _ended_well(self) -> int:
+        """How many runs of this replica have."""
+        return sum(slot.counters.runs for slot in self.slots)
 
     def _done_words(self, generation: Generation, board: int) -> list[int]:
         slots = range(len(self.slots))

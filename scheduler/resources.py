@@ -27,7 +27,6 @@ class Resources(Closing):
     """All that a session holds, but for itself."""
 
     def __init__(self, owner: object) -> None:
-        super().__init__(owner)
         fill_standard_streams()
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
@@ -37,6 +36,7 @@ class Resources(Closing):
         self.supervisors: dict[Replica, Supervisor] = {}
         self.workers: Sequence[Worker] = ()
         self.bells: Sequence[Doorbell] = ()
+        super().__init__(owner)  # it may be closed from now on
 
     def hurry(self) -> None:
         if self.own_fleet is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from outrider.scheduler import recovery
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.replica import Replica
 from outrider.scheduler.runner import Runner
@@ -27,7 +26,6 @@ def restart(provider: str, runner: Runner, supervisors: Mapping[Replica, Supervi
             for replica, supervisor in supervisors.items():
                 if worker in replica.placer.workers:
                     replica.placer.forgive(worker)
-                    away = supervisor.place()
-                    supervisor.tell(recovery.Moved(frozenset(one.index + 1 for one in away)))
+                    supervisor.place_anew()
     finally:
         runner.slots.give_all()

@@ -283,7 +283,7 @@ class InferenceSession:
             plan, present = blueprint.plan, replica.blueprint.plan
             if (plan.partitions, plan.units) == (present.partitions, present.units):
                 return
-            self._resources.supervisors[replica].place(blueprint)
+            self._resources.supervisors[replica].place_anew(blueprint)
             run_everywhere(self._runner, checked, self._defaults, self._options)
 
     def _check_open(self) -> None:

@@ -6,7 +6,6 @@ there unchanged has been there since the first of those looks, so it is noticed 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, TypeVar
@@ -17,8 +16,6 @@ from outrider.scheduler import dumps
 if TYPE_CHECKING:
     from outrider.scheduler.monitor import Monitor
     from outrider.scheduler.overdue import Working
-
-log = logging.getLogger("outrider.fleet")
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -52,6 +49,7 @@ class StallWarnings:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
+        self._log = monitor.log_queue.logger("outrider.fleet")
         self._stall = Stall(self.FIRST, self.AGAIN)
         self._since: dict[Hashable, float] = {}
 
@@ -73,7 +71,7 @@ class StallWarnings:
         what = f"has not begun {where}" if at.step is None else f"has been at unit {at.step} of {where}"
 
         def warn(stack: str) -> None:
-            log.warning(
+            self._log.warning(
                 "worker %s (incarnation %d) %s for at least %.0f s. %s",
                 at.one.worker.name,
                 at.one.number,

@@ -45,10 +45,12 @@ class Supervisor:
         self.placer = replica.placer
         self.deployer = replica.deployer
         self.fleet = replica.deployer.fleet
+        self._log = self.fleet.monitor.log_queue.logger(log.name)
         self.options = replica.placer.options
         self._slots = slots
         self._tracing = tracing
         self._died: Incarnation | None = None  # of whose death the machine was told last
+        self._mending: Generation | None = None  # in which that was
         self._why: OutriderError | None = None  # nothing can be done at present
         self._asked: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -183,10 +185,10 @@ class Supervisor:
         flights = tuple(replica.flights())
         in_flight = {run for _, run in flights}
         replica.attempts = {run: told for run, told in replica.attempts.items() if run in in_flight}
-        self._died = one
+        self._died, self._mending, self._why = one, present, None
         blamed = running if not one.spared else None
         quarantined = blamed is not None and self._blame(present.partition_nodes[blamed.partition], worker)
-        log.warning("%s", _first_line(one))
+        self._log.warning("%s", _first_line(one))
         wait = worker.restarts.wait(time.monotonic())
         self._handle(recovery.Died(board, one.number, running, flights, wait, quarantined))
 
@@ -223,9 +225,14 @@ class Supervisor:
         seconds = error.seconds if isinstance(error, ProviderUnavailableError) else None
         return recovery.Lost(board, math.inf if seconds is None else seconds)
 
-    def _load(self, board: int, incarnation: int) -> recovery.Event:
-        generation, one = self.replica.generation, self._worker(board).current
-        assert generation is not None
+    def _load(self, board: int, incarnation: int) -> recovery.Event | None:
+        with self.planning:
+            generation, one = self._mending, self._worker(board).current
+            if generation is None or generation is not self.replica.generation:
+                return None  # somebody has placed the model anew, and told so
+            return self._load_into(generation, board, one, incarnation)
+
+    def _load_into(self, generation: Generation, board: int, one: Incarnation, incarnation: int) -> recovery.Event:
         if one.number != incarnation:
             return recovery.Lost(board, 0.0)  # another session's death has brought one more
         try:
@@ -243,24 +250,28 @@ class Supervisor:
         return recovery.Loaded(board, incarnation)
 
     def _resume(self, board: int, incarnation: int) -> recovery.Event | None:
-        generation, one = self.replica.generation, self._worker(board).current
-        assert generation is not None
-        if one.number != incarnation:
-            return recovery.Lost(board, 0.0)
-        if not one.muster.complete(min(self.deployer.deadline, MUSTER_SECONDS)):
-            log.warning("another session has not loaded its part into worker %s; this one goes on", one.worker.name)
-        if board in generation.spoilt:
-            set_right(generation, board)
-            generation.spoilt.discard(board)
-        self.replica.about_to_serve(board, one)
-        try:
-            self.deployer.resume(generation, board, one, self.replica.flights())
-        except WorkerDiedError:
-            return None  # it serves already: its death is told of as any
-        except OutriderError as error:  # no memory for it, or it hangs
-            self.fleet.monitor.kill(one, f"it could not take over: {error}")
-            self._why = error
-            return None
+        one = self._worker(board).current
+        if one.number == incarnation and not one.muster.complete(min(self.deployer.deadline, MUSTER_SECONDS)):
+            self._log.warning(
+                "another session has not loaded its part into worker %s; this one goes on", one.worker.name
+            )
+        with self.planning:
+            generation, one = self._mending, self._worker(board).current
+            if generation is None or generation is not self.replica.generation:
+                return None
+            if one.number != incarnation:
+                return recovery.Lost(board, 0.0)
+            if board in generation.spoilt:
+                set_right(generation, board)
+                generation.spoilt.discard(board)
+            self.replica.about_to_serve(board, one)
+            try:
+                self.deployer.resume(generation, board, one, self.replica.flights())
+            except OutriderError as error:
+                # A death is told of as any, since it serves already; else it has no memory, or hangs.
+                if not (isinstance(error, WorkerDiedError) or self.replica.closed):
+                    self.fleet.monitor.kill(one, f"it could not take over: {error}")
+                return None
         self.replica.serves_again()
         self.keep_spares()
         return recovery.Resumed(board, incarnation)
@@ -278,14 +289,26 @@ class Supervisor:
             away = self.place()
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
-            log.warning("a session cannot be placed anew: %s", str(error))
-            return recovery.Stuck(self._soonest())
+            self._log.warning("a session cannot be placed anew: %s", str(error))
+            return recovery.Stuck(self._soonest() if self._time_helps() else math.inf)
         finally:
             self._slots.give_all()
+        return self._moved(away)
+
+    def place_anew(self, blueprint: Blueprint | None = None) -> None:
+        """`place` by somebody else than the supervisor, who has taken all slots."""
+        with self.planning:
+            self.place(blueprint, lambda away: self.tell(self._moved(away)))
+
+    def _moved(self, away: list[Worker]) -> recovery.Moved:
         return recovery.Moved(frozenset(worker.index + 1 for worker in away), self._soonest())
 
-    def place(self, blueprint: Blueprint | None = None) -> list[Worker]:
+    def place(
+        self, blueprint: Blueprint | None = None, before: Callable[[list[Worker]], None] = lambda away: None
+    ) -> list[Worker]:
         """Plan, load and install, without providers that cannot be used now (returned); `blueprint`: the first plan.
+
+        `before` is called with these before the new generation is installed, so before any death of its workers counts.
 
         Called by who has taken all slots, or when nobody can run yet. Raises the errors of planning, ClaimBrokenError,
         WorkerDiedError and ProviderUnavailableError where no other claimant may take over.
@@ -327,6 +350,7 @@ class Supervisor:
                 if self._closed:
                     generation.close()
                     raise closed_error("session", "the session was closed")
+                before(list(away))
                 self.replica.install(blueprint, generation)
                 self._tracing.installed(self.replica)
                 self.keep_spares()
@@ -367,7 +391,16 @@ class Supervisor:
             if not self.options.fallback:
                 raise death
             self.placer.notes.append(f"{worker.name} died when it loaded its part of the model")
-        log.warning("%s", death.message.splitlines()[0])
+        self._log.warning("%s", death.message.splitlines()[0])
+
+    def _time_helps(self) -> bool:
+        """Whether the model could be placed if every provider could be started."""
+        with self.planning:
+            try:
+                self.placer.replan()
+            except OutriderError:
+                return False
+            return True
 
     def _soonest(self) -> float:
         """Seconds until a provider that may not be started now may be; inf if none ever."""
@@ -385,10 +418,12 @@ class Supervisor:
         elif self.fleet.quarantine.holds(self.placer.model, provider):
             nodes = first_names(self.fleet.quarantine.holds(self.placer.model, provider)[0])
             reason = f"it died twice in a row when it ran {nodes}, which is quarantined"
+        elif away := [worker for worker in gone if worker.restarts.wait(now) > 0]:
+            provider, reason = away[0].name, away[0].restarts.reason()
         elif why is not None and not isinstance(why, WorkerDiedError):
             reason = why.message
         else:
-            reason = f"it died {gone[0].restarts.in_a_row} times in a row" if gone else "nothing can be placed"
+            reason = gone[0].restarts.reason() if gone else "nothing can be placed"
         cause = why or (None if one is None else one.death)
         self._why = None
         self.fleet.excuse(self.deployer.session, gone)
@@ -413,16 +448,19 @@ class Supervisor:
             self.later(min(2.0 ** min(worker.spare_deaths, 6), 60.0), self.keep_spares)
 
     def _prepare(self, generation: Generation, board: int, worker: Worker) -> None:
-        if self.replica.generation is not generation or not worker.alive:
-            return
         try:
+            if self.replica.generation is not generation or not worker.alive:
+                return
             spare = self.fleet.spare(worker)
-            if not self.deployer.holds(generation, spare):
+            with self.planning:
+                if self.replica.generation is not generation or self.deployer.holds(generation, spare):
+                    return
                 refused = self.deployer.load_again(generation, board, spare)
                 if refused:
-                    log.warning("a spare of worker %s refuses what it should load: %s", worker.name, refused[0][2])
+                    reason = refused[0][2]
+                    self._log.warning("a spare of worker %s refuses what it should load: %s", worker.name, reason)
         except (WorkerDiedError, ProviderUnavailableError) as error:
-            log.warning("there is no spare of worker %s: %s", worker.name, str(error))
+            self._log.warning("there is no spare of worker %s: %s", worker.name, str(error))
             if isinstance(error, ProviderUnavailableError):  # a death is told of by the monitor
                 worker.spare_deaths += 1
                 self._on_spare_lost(worker)

@@ -93,7 +93,7 @@ class Watch:
         `where`: what it does now, 'while it waited for ...'.
         """
         if self.cancelled:
-            raise RunCancelledError(f"the run was cancelled {where}", reason="cancelled")
+            raise RunCancelledError(f"the run was cancelled {where}", reason=f"cancelled {where}")
         if self.ends is None:
             return None
         left = self.ends - time.monotonic()

@@ -67,6 +67,11 @@ class Incarnation:
         return f"{self.worker.index}/{self.number}".encode()
 
     @property
+    def output_logger(self) -> str:
+        """The name of the logger that gets the lines it writes."""
+        return f"outrider.worker.{self.worker.name}"
+
+    @property
     def alive(self) -> bool:
         """True between Hello and death."""
         return self.life.state == "ready"

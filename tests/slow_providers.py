@@ -87,3 +87,12 @@ class Doomed(Slow):
 
     def _sleep(self, seconds):
         os.kill(os.getpid(), 9)
+
+
+class Sluggish(Slow):
+    """Starts again when there is the file `gate`, and not before."""
+
+    def setup(self, context):
+        super().setup(context)
+        while context.incarnation > 1 and not os.path.exists(context.options["gate"]):
+            time.sleep(0.01)

@@ -87,8 +87,9 @@ def test_no_cell_is_missing_or_there_twice() -> None:
     once = [(cell.phase, cell.fault, cell.policy) for cell in CELLS if not cell.always]
     wanted = [(phase, fault, policy) for phase in PHASES for fault in FAULTS if fault != "none" for policy in POLICIES]
     assert sorted(once) == sorted(wanted)
-    often = {cell.fault for cell in CELLS if cell.always and cell.phase == "first run"}
-    assert often == {*ENDS, *HANGS}, "what ends a worker may do so each time"
+    often = sorted((cell.phase, cell.fault) for cell in CELLS if cell.always and cell.policy == "replay")
+    each = [("first run", fault) for fault in (*ENDS, *HANGS)]
+    assert often == sorted([*each, *((phase, one) for phase in ("claim", "load") for one in (ENDS[0], ENDS[-1]))])
 
 
 @pytest.mark.fast
@@ -227,7 +228,7 @@ class Case:
             if self.neighbour is not None:
                 self.neighbour.start()
         said = self._said(session, number + 1, rows=2 if self.cell.fault == "refuse_compile" else 1)
-        if not self.cell.always:
+        if not self.cell.always or phase != "first run":
             check(session, number + 2)
         else:
             after = said if self.cell.policy != "neither" else self._said(session, number + 2)
@@ -278,7 +279,7 @@ def _sample(cell: Cell) -> Any:
     return pytest.param(cell, marks=pytest.mark.fast) if str(cell) in FAST else cell
 
 
-@pytest.mark.parametrize("cell", map(_sample, RUN), ids=str)
+@pytest.mark.parametrize("cell", [_sample(cell) for cell in RUN], ids=str)
 def test_cell(cell: Cell, tmp_path: Path) -> None:
     case = Case(cell, tmp_path / "record", shared=False)
     assert case.run() == cell.expected
@@ -287,7 +288,8 @@ def test_cell(cell: Cell, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", SHARED, ids=str)
 def test_cell_with_two_sessions_on_one_fleet(cell: Cell, tmp_path: Path) -> None:
-    said, _, count = cell.expected.rpartition(" / ")
-    if cell.phase in ("claim", "load") and cell.fault in (*ENDS, *HANGS):
-        count = "2"  # the other one needs the worker again, whether the first one does or not
-    assert Case(cell, tmp_path / "record", shared=True).run() == f"{said} / {count}"
+    """The same comes of it. There may be more incarnations: the other session needs the worker again."""
+    said, _, count = Case(cell, tmp_path / "record", shared=True).run().rpartition(" / ")
+    expected, _, least = cell.expected.rpartition(" / ")
+    assert said == expected
+    assert int(count) >= int(least)

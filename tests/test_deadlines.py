@@ -328,6 +328,20 @@ def test_a_debugged_worker_is_not_ended() -> None:
         assert session.health()[SLOW]["incarnation"] == 1
 
 
+def test_a_deadline_covers_the_time_until_a_worker_is_there_again(tmp_path: Path) -> None:
+    own, gate = SLOW.replace("Slow", "Sluggish"), tmp_path / "gate"
+    with InferenceSession(chain("Identity", "Neg"), providers=[(own, {"gate": str(gate)}), "cpu"]) as session:
+        session.run(None, feed(0))
+        os.kill(session._resources.workers[0].pid, signal.SIGKILL)
+        for _ in range(3):
+            with pytest.raises(errors.RunTimeoutError) as caught:
+                session.run(None, feed(0), RunOptions(deadline=SHORT))
+            assert caught.value.running == []
+        gate.touch()
+        right_again(session)
+        assert session.health()[own]["incarnation"] == 2
+
+
 def test_warmup_keeps_to_the_partition_deadline() -> None:
     options = {"partition_deadline": SHORT, "replay": False, "fallback": False}
     with slow("three rows", **options) as session, pytest.raises(errors.WorkerDiedError):

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.scheduler import InferenceSession, errors
+from outrider.scheduler.log_queue import QUEUED, LogQueue
 from outrider.scheduler.output import CHARACTERS, KEPT_BYTES, LINES, WorkerOutput
-from outrider.scheduler.output_log import QUEUED, OutputLog
 from tests.builders import model, node, tensor
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -127,39 +127,41 @@ class Gate(logging.Handler):
 @pytest.fixture
 def gate() -> Iterator[Gate]:
     handler = Gate()
-    logger = logging.getLogger("outrider.worker")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    loggers = [logging.getLogger(f"outrider.{name}") for name in ("worker", "fleet", "session")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
     yield handler
     handler.open.set()
-    logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
-    logger.propagate = True
+    for logger in loggers:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
 
 
 @pytest.mark.fast
 def test_lines_wait_for_a_slow_handler_and_what_does_not_fit_is_counted(gate: Gate) -> None:
-    log = OutputLog()
+    log = LogQueue()
     text = "x" * 900
     fit = QUEUED // 1000
     for _ in range(fit + 8):
-        log.put("one", [(logging.INFO, text)])
+        log.put("outrider.worker.one", [(logging.INFO, text)])
     assert gate.entered.wait(ENOUGH)
     gate.open.set()
     while len(gate.seen) < fit:
         time.sleep(0.001)
-    log.put("two", [(logging.INFO, "of another")])
-    log.put("one", [(logging.INFO, "at last")])
+    log.put("outrider.worker.two", [(logging.INFO, "of another")])
+    log.put("outrider.worker.one", [(logging.INFO, "at last")])
     log.close()
     told = gate.seen[fit:]
     assert told[-2:] == [told[-2], "at last"]
-    assert f"{LEFT_OUT}: the handlers of logging are too slow" in told[-2]
+    assert "lines were left out here: the handlers of logging are too slow" in told[-2]
     assert len(gate.seen) - 2 - 1 + int(told[-2].partition(" ")[0]) == fit + 8
     log.close()
 
 
-def test_a_handler_that_never_returns_stops_neither_runs_nor_deaths_nor_close(gate: Gate) -> None:
+def test_a_handler_that_never_returns_stops_neither_runs_nor_replays_nor_close(gate: Gate) -> None:
     x = np.full(1, 64, np.float32)
     with InferenceSession(IDENTITY, providers=[f"{FILE}:LoudAside"]) as session:
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], x)
@@ -167,18 +169,28 @@ def test_a_handler_that_never_returns_stops_neither_runs_nor_deaths_nor_close(ga
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], x)
         with pytest.raises(errors.WorkerDiedError):
             session.run(None, {"x": x * 0})
+        assert session.health()[f"{FILE}:LoudAside"]["deaths"] == 2
+    assert len(gate.seen) == 0
+
+
+@pytest.mark.fast
+def test_after_the_end_lines_are_logged_at_once(gate: Gate) -> None:
     gate.open.set()
+    log = LogQueue()
+    log.close()
+    log.logger("outrider.fleet").warning("%d late", 1)
+    assert gate.seen == ["1 late"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_handler_that_raises_costs_the_lines_it_was_given(gate: Gate) -> None:
-    log = OutputLog()
+    log = LogQueue()
     gate.open.set()
     gate.addFilter(lambda record: 1 / 0 if record.getMessage() == "bad" else True)
-    log.put("one", [(logging.INFO, "bad"), (logging.INFO, "with it")])
+    log.put("outrider.worker.one", [(logging.INFO, "bad"), (logging.INFO, "with it")])
     while log._thread is not None and log._thread.is_alive():
         time.sleep(0.001)
-    log.put("one", [(logging.INFO, "good")])
+    log.put("outrider.worker.one", [(logging.INFO, "good")])
     log.close()
     assert gate.seen == ["good"]
 

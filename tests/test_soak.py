@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
+from outrider.scheduler import errors
 from outrider.tools.footprint import Footprint, children, footprint
 from outrider.tools.soak import main, summary
 from outrider.tools.soaking import Plan, Soak
@@ -99,6 +100,22 @@ def test_the_command_saves_what_it_found(tmp_path: Path, capsys: pytest.CaptureF
     told = json.loads((tmp_path / "soak.json").read_text())
     assert json.loads(capsys.readouterr().out) == told
     assert told["soak"] == "chain.onnx" and told["plan"]["replay"] is False and told["kills"] == {"SIGKILL": 2}
+
+
+@pytest.mark.fast
+def test_a_provider_that_would_stay_away_is_released() -> None:
+    class Released:
+        def __init__(self) -> None:
+            self.providers: list[str] = []
+
+        def restart(self, provider: str) -> None:
+            self.providers.append(provider)
+
+    made, session = soak_of(HELD, again=0.5), Released()
+    for seconds in (None, float("inf"), 0.001):
+        made._make_up(session, errors.ProviderUnavailableError("no", provider="cpu", seconds=seconds))
+    made._make_up(session, errors.WorkerDiedError("dead", provider="cpu"))
+    assert session.providers == ["cpu", "cpu"]
 
 
 @pytest.mark.fast

@@ -31,15 +31,16 @@ FAULTS = {
     "kernel": "A kernel that ignores `terminate`",
 }
 ABOUT = {
-    "segfault": "The library reads through a null pointer. In process nothing can catch that. In a worker it is a provider"
-    " that did not start: an error by default, a note in `health()` with `required=False`; the next session does not even"
-    " try it again until it has changed.",
+    "segfault": "The library reads through a null pointer. In process nothing can catch that. In a worker it is a"
+    " provider that did not start: an error by default, a note in `health()` with `required=False`. Sessions of the next"
+    " day do not even try it, unless it has changed.",
     "hang": "The library waits for a device that does not answer. In process the call never returns, and it has no"
     " time-out; a worker has `start_deadline`.",
     "kernel": "An iteration that never converges for NaN. ONNX Runtime looks at `terminate` between two nodes, so the"
-    " run goes on for ever and takes a core with it; here it even keeps the program from ending. With Outrider, first the"
-    " run has a deadline and the caller an error that tells where the worker was. Then the partition has one: the worker"
-    " is ended, its successor tries once more, and at last `cpu` computes the node; `vendor` does not get it again.",
+    " run goes on for ever and takes a core with it; here it even keeps the program from ending. With Outrider, first"
+    " the run has a deadline, and the caller an error that tells where the worker was. Then the partition has one: the"
+    " worker is ended, its successor tries once more, and at last `cpu` computes the node; `vendor` does not get it"
+    " again.",
 }
 
 

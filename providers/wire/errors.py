@@ -30,6 +30,6 @@ class BrokenEdgeError(OutriderError, ValueError):
 
 
 class RunCancelledError(OutriderError, RuntimeError):
-    """The run was cancelled, by its CancelToken or its Future. `reason` says by what."""
+    """The run was cancelled, by its CancelToken or its Future. `reason`: when, 'cancelled while it ran'."""
 
     _fields = ("reason",)
