@@ -157,6 +157,7 @@ class LoadedSession:
         self._progress = services.progress
         self._doing = services.progress.words
         self._present = services.present
+        self._cancelled = services.present.cancelled
         self._places: Places | None = None
         take, own = services.take, message.own
         self._own_pool = _mapped(take(message.pool), writable=True)
@@ -335,13 +336,13 @@ class LoadedSession:
             while steady is not None and not steady.fits():
                 steady = steady.other
             if steady is not None:
-                steady.repeat(run, self._present.cancelled, doing)
+                steady.repeat(run, self._cancelled, doing)
             else:
                 begun = begun or monotonic()
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
             doing[STEP] = 0
-            if not self._present.cancelled():  # else nobody waits for its story
+            if not self._cancelled():  # else nobody waits for its story
                 number = lane.partition.number
                 self._send(Failed(self.session, self.generation, run, lane.slot, number, error_to_plain(error)))
             self._void(lane, run, type(error).__name__)
@@ -360,7 +361,7 @@ class LoadedSession:
         partition, slot, board, places = lane.partition, lane.slot, self._board, self._places
         assert places is not None
         changes = places.changes[slot]
-        outcome = partition.run(slot, self._recorder, self._present.cancelled, self._doing)
+        outcome = partition.run(slot, self._recorder, self._cancelled, self._doing)
         if outcome is None:
             self._void(lane, run, "void")
             return

@@ -201,7 +201,7 @@ class AsyncRuns:
                 try:
                     self.begin(job)
                 except RuntimeError as error:  # no thread can be started: one that becomes idle ends it
-                    log.error("a run that is over ends late: %s", error)
+                    log.error("a run that is over ends late: %s", str(error))
         self._slots.nudge()
         if ask and first is not None:
             self._later(first - time.monotonic(), self._expire)

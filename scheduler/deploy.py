@@ -104,6 +104,7 @@ class Deployer:
             descriptors.close()
             raise
 
+    @spanned("deploy")
     def load_again(self, generation: Generation, board: int, one: Incarnation) -> list[tuple[int, int, str, str]]:
         """Load a worker's part of a generation into another incarnation, held until `resume`; units that it refuses.
 

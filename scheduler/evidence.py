@@ -50,8 +50,9 @@ def set_right(generation: Generation, board: int) -> None:
     for slot in range(generation.blueprint.slots):
         for partition, where, words in _said(generation, slot):
             if where == board and _reason(generation, slot, words):
+                run = min(run_of(words[-1]), begun(generation, slot))  # a later one may have begun by now
                 for edge in _edges(generation, partition):
-                    segment.words[reader.index(edge, slot)] = word(begun(generation, slot), VOID)
+                    segment.words[reader.index(edge, slot)] = word(run, VOID)
 
 
 def _reason(generation: Generation, slot: int, words: list[int]) -> str:

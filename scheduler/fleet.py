@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from outrider.scheduler.restarts import Quarantine
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
 from outrider.scheduler.worker import Incarnation, Worker
+from outrider.shm.processes import fill_standard_streams
 
 log = logging.getLogger("outrider.fleet")
 
@@ -62,6 +64,7 @@ class Fleet:
     def _setup(
         self, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None, probe: bool = True
     ) -> None:
+        fill_standard_streams()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
@@ -250,10 +253,7 @@ class Fleet:
         seconds = restarts.wait(time.monotonic())
         if seconds <= 0:
             return
-        if restarts.failed is not None:
-            reason, seconds_told = f"it did not start again: {restarts.failed}", None
-        else:
-            reason, seconds_told = f"it died {restarts.in_a_row} times in a row", seconds
+        reason, seconds_told = restarts.reason(), None if math.isinf(seconds) else seconds
         left = "" if seconds_told is None else f"; {seconds:.1f} s are left"
         raise ProviderUnavailableError(
             f"provider {worker.name} may not be started now: {reason}{left}; restart({worker.name!r}) lifts that",

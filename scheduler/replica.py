@@ -141,6 +141,7 @@ class Replica:
         self.closed = False
         self.ended = False
         self.moving = False
+        self._to_move = False  # the supervisor waits for all slots
         self.refusing = 0  # claims that are being taken back
         self.outage: Outage | None = None
         self.stalled: set[int] = set()  # boards whose worker is to be replaced
@@ -148,6 +149,7 @@ class Replica:
         self._verdicts: dict[int, OutriderError] = {}  # run -> how it ends
         self.attempts: dict[int, list[WorkerDiedError]] = {}  # run -> deaths that it has survived
         self._baselines: dict[int, list[int]] = {}  # board -> its done words when its worker began to serve
+        self._well: dict[int, int] = {}  # board -> how many runs had ended well then
         self._stories: dict[int, tuple[int, OutriderError]] = {}  # run -> board of who tells it, and what
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._told = threading.Condition(self._lock)
@@ -192,8 +194,9 @@ class Replica:
         quarantine, name = self.deployer.fleet.quarantine, one.worker.name
         before, now = self._baselines.get(board, []), self._done_words(generation, board)
         partitions = sorted(generation.partitions_of[board])
+        well = self._ended_well() > self._well.get(board, 0)  # then its last words may be those of a run that failed
         for position, (then, word) in enumerate(zip(before, now, strict=False)):
-            if then != word and number_of(word) != VOID and board not in generation.spoilt:
+            if well or (then != word and number_of(word) != VOID):
                 one.worker.restarts.completed()
                 partition = partitions[position // len(self.slots)]
                 quarantine.completed(self.placer.model, generation.partition_nodes[partition], name)
@@ -265,6 +268,7 @@ class Replica:
         generation = self.generation
         assert generation is not None
         self._baselines[board] = self._done_words(generation, board)
+        self._well[board] = self._ended_well()
         self.stalled.discard(board)
         generation.sides[board].serving = one
         if one.death is not None:
@@ -299,9 +303,14 @@ class Replica:
     def begin_to_move(self) -> None:
         """Runs that wait for a dead worker begin again elsewhere; the others go on to their end."""
         with self._lock:
-            self.moving = self.ended = True
+            self.moving = self._to_move = self.ended = True
             self.outage = None
         self.wake()
+
+    def may_move(self) -> None:
+        """The supervisor has all slots; the next generation that is installed is the one it moves to."""
+        with self._lock:
+            self._to_move = False
 
     def go_down(self, outage: Outage) -> None:
         """No run can be served that needs a dead worker, and none may begin. `wake` tells those who wait."""
@@ -331,9 +340,11 @@ class Replica:
             self.attempts.clear()
             self.dying.clear()
             self.stalled.clear()
-            self.outage, self.moving = None, False
+            # Somebody else may have placed anew while the supervisor waits to: a run must not keep it from that.
+            self.outage, self.moving = None, self._to_move
             self.generation = generation
             self._settle()
+        self._well = dict.fromkeys(generation.sides, self._ended_well())
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
             if side.serving.death is not None:
                 self.on_death(side.serving)
@@ -419,6 +430,10 @@ class Replica:
             return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])
         reason = f"it is void, and nobody said why for {FAILURE_SECONDS:g} s"
         return blame.broken(self, board, f"partition {partition}", reason)
+
+    def _ended_well(self) -> int:
+        """How many runs of this replica have."""
+        return sum(slot.counters.runs for slot in self.slots)
 
     def _done_words(self, generation: Generation, board: int) -> list[int]:
         slots = range(len(self.slots))

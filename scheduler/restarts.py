@@ -59,6 +59,12 @@ class Restarts:
         seconds = OPEN_SECONDS if self.open else WAITS[self.in_a_row]
         return max(0.0, self._died + seconds - now) if seconds else 0.0
 
+    def reason(self) -> str:
+        """Why it may not be started now, where it may not."""
+        if self.failed is not None:
+            return f"it did not start again: {self.failed}"
+        return f"it died {self.in_a_row} times in a row"
+
     def forget(self) -> None:
         """Someone asked for a restart: what was before does not count. `deaths` stays."""
         self.in_a_row = 0

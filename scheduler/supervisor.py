@@ -185,7 +185,7 @@ class Supervisor:
         flights = tuple(replica.flights())
         in_flight = {run for _, run in flights}
         replica.attempts = {run: told for run, told in replica.attempts.items() if run in in_flight}
-        self._died, self._mending = one, present
+        self._died, self._mending, self._why = one, present, None
         blamed = running if not one.spared else None
         quarantined = blamed is not None and self._blame(present.partition_nodes[blamed.partition], worker)
         self._log.warning("%s", _first_line(one))
@@ -283,14 +283,15 @@ class Supervisor:
         self._slots.look()
         self.fleet.excuse(self.deployer.session, self.placer.workers)
         self._slots.take_all(replica.slots)
+        replica.may_move()
         try:
             if replica.closed:
                 return recovery.Stuck(math.inf)
             away = self.place()
         except (OutriderError, OSError, MemoryError) as error:
             self._why = error if isinstance(error, OutriderError) else None
-            self._log.warning("a session cannot be placed anew: %s", error)
-            return recovery.Stuck(self._soonest())
+            self._log.warning("a session cannot be placed anew: %s", str(error))
+            return recovery.Stuck(self._soonest() if self._time_helps() else math.inf)
         finally:
             self._slots.give_all()
         return self._moved(away)
@@ -393,6 +394,15 @@ class Supervisor:
             self.placer.notes.append(f"{worker.name} died when it loaded its part of the model")
         self._log.warning("%s", death.message.splitlines()[0])
 
+    def _time_helps(self) -> bool:
+        """Whether the model could be placed if every provider could be started."""
+        with self.planning:
+            try:
+                self.placer.replan()
+            except OutriderError:
+                return False
+            return True
+
     def _soonest(self) -> float:
         """Seconds until a provider that may not be started now may be; inf if none ever."""
         now = time.monotonic()
@@ -409,10 +419,12 @@ class Supervisor:
         elif self.fleet.quarantine.holds(self.placer.model, provider):
             nodes = first_names(self.fleet.quarantine.holds(self.placer.model, provider)[0])
             reason = f"it died twice in a row when it ran {nodes}, which is quarantined"
+        elif away := [worker for worker in gone if worker.restarts.wait(now) > 0]:
+            provider, reason = away[0].name, away[0].restarts.reason()
         elif why is not None and not isinstance(why, WorkerDiedError):
             reason = why.message
         else:
-            reason = f"it died {gone[0].restarts.in_a_row} times in a row" if gone else "nothing can be placed"
+            reason = gone[0].restarts.reason() if gone else "nothing can be placed"
         cause = why or (None if one is None else one.death)
         self._why = None
         self.fleet.excuse(self.deployer.session, gone)
@@ -449,7 +461,7 @@ class Supervisor:
                     reason = refused[0][2]
                     self._log.warning("a spare of worker %s refuses what it should load: %s", worker.name, reason)
         except (WorkerDiedError, ProviderUnavailableError) as error:
-            self._log.warning("there is no spare of worker %s: %s", worker.name, error)
+            self._log.warning("there is no spare of worker %s: %s", worker.name, str(error))
             if isinstance(error, ProviderUnavailableError):  # a death is told of by the monitor
                 worker.spare_deaths += 1
                 self._on_spare_lost(worker)

@@ -181,8 +181,9 @@ class BoardWriter:
         if not self._successor:
             return {}
         published = number_of(self._words[_HEADER + pair])
-        others = [number for number in range(1, LAYOUTS_PER_EDGE + 1) if number != published]
-        return {number: number for number in ([*others, published] if published else others)}
+        numbers = range(1, LAYOUTS_PER_EDGE + 1)
+        others = [number for number in numbers if number != published]
+        return {number: number for number in ([*others, published] if published in numbers else others)}
 
     def _define(self, pair: int, number: int, layout: Layout) -> None:
         rank = len(layout.shape)

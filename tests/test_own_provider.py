@@ -219,8 +219,9 @@ def test_a_kernel_error_tells_the_node_and_its_inputs() -> None:
 
 def test_what_a_provider_printed_before_it_died_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    wrong, once = (own("Wrong"), {"how": "prints and dies"}), SessionOptions(replay=False, fallback=False)
     with (
-        InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": "prints and dies"})]) as session,
+        InferenceSession(chain("Relu"), providers=[wrong], options=once) as session,
         pytest.raises(errors.WorkerDiedError, match="SIGKILL") as caught,
     ):
         session.run(None, {"x": X})
