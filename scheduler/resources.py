@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outrider.scheduler.closing import Closing, closed_error
 from outrider.scheduler.trace import Tracing
+from outrider.shm.processes import fill_standard_streams
 
 if TYPE_CHECKING:
     from outrider.scheduler.asynchronous import AsyncRuns
@@ -26,6 +27,7 @@ class Resources(Closing):
     """All that a session holds, but for itself."""
 
     def __init__(self, owner: object) -> None:
+        fill_standard_streams()
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
         self.tracing = Tracing()
