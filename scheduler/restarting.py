@@ -14,8 +14,8 @@ from outrider.scheduler.supervisor import Supervisor
 def restart(provider: str, runner: Runner, supervisors: Mapping[Replica, Supervisor], fleet: Fleet) -> None:
     """With no run in flight, end the provider's worker, start the next one, and place what it can serve.
 
-    Other sessions on the fleet go on as after any death, for which nobody is blamed. Raises ProviderUnavailableError
-    and the errors of planning.
+    Other sessions on the fleet go on as after any death, for which nobody is blamed; those that did without the
+    provider take it back. Raises ProviderUnavailableError and the errors of planning.
     """
     runner.slots.take_all()
     try:
@@ -29,3 +29,5 @@ def restart(provider: str, runner: Runner, supervisors: Mapping[Replica, Supervi
                     supervisor.place_anew()
     finally:
         runner.slots.give_all()
+    for listener in list(fleet.monitor.listeners.values()):
+        listener.on_restart(worker)
