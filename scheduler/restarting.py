@@ -17,8 +17,8 @@ def restart(provider: str, runner: Runner, supervisors: Mapping[Replica, Supervi
     Other sessions on the fleet go on as after any death, for which nobody is blamed. Raises ProviderUnavailableError
     and the errors of planning.
     """
-    runner.slots.take_all()
-    try:
+
+    def begin_anew() -> None:
         with contextlib.ExitStack() as planning:
             for supervisor in supervisors.values():
                 planning.enter_context(supervisor.planning)
@@ -27,5 +27,5 @@ def restart(provider: str, runner: Runner, supervisors: Mapping[Replica, Supervi
                 if worker in replica.placer.workers:
                     replica.placer.forgive(worker)
                     supervisor.place_anew()
-    finally:
-        runner.slots.give_all()
+
+    runner.slots.alone(begin_anew)
