@@ -331,8 +331,9 @@ class Monitor(threading.Thread):
         try:
             self._socket.send(one.identity, body)
         except zmq.ZMQError as error:
-            self._log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, error)
-            self._kill(one, f"it could not be reached ({error})")
+            if not self._is_dying(one):
+                self._log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, error)
+                self._kill(one, f"it could not be reached ({error})")
 
     def _receive(self) -> None:
         identity, body = self._socket.receive()
@@ -457,12 +458,16 @@ class Monitor(threading.Thread):
                 listener.on_spare_lost(worker)
 
     def _end_if_deaf(self, one: Incarnation) -> None:
+        if not self._is_dying(one):
+            self._kill(one, "it broke the protocol: it closed its channel for descriptors")
+
+    def _is_dying(self, one: Incarnation) -> bool:
+        """Whether a process whose descriptors are closed has ended, or does so now."""
         if one.pidfd < 0:
-            return
+            return True
         poll = select.poll()
         poll.register(one.pidfd, select.POLLIN)
-        if not poll.poll(DEATH_MILLISECONDS):
-            self._kill(one, "it broke the protocol: it closed its channel for descriptors")
+        return bool(poll.poll(DEATH_MILLISECONDS))
 
     def _kill(self, one: Incarnation, reason: str = "") -> None:
         if one.process is not None and one.process.returncode is None:

@@ -141,6 +141,7 @@ class Replica:
         self.closed = False
         self.ended = False
         self.moving = False
+        self._to_move = False  # the supervisor waits for all slots
         self.refusing = 0  # claims that are being taken back
         self.outage: Outage | None = None
         self.stalled: set[int] = set()  # boards whose worker is to be replaced
@@ -302,9 +303,14 @@ class Replica:
     def begin_to_move(self) -> None:
         """Runs that wait for a dead worker begin again elsewhere; the others go on to their end."""
         with self._lock:
-            self.moving = self.ended = True
+            self.moving = self._to_move = self.ended = True
             self.outage = None
         self.wake()
+
+    def may_move(self) -> None:
+        """The supervisor has all slots; the next generation that is installed is the one it moves to."""
+        with self._lock:
+            self._to_move = False
 
     def go_down(self, outage: Outage) -> None:
         """No run can be served that needs a dead worker, and none may begin. `wake` tells those who wait."""
@@ -334,7 +340,8 @@ class Replica:
             self.attempts.clear()
             self.dying.clear()
             self.stalled.clear()
-            self.outage, self.moving = None, False
+            # Somebody else may have placed anew while the supervisor waits to: a run must not keep it from that.
+            self.outage, self.moving = None, self._to_move
             self.generation = generation
             self._settle()
         self._well = dict.fromkeys(generation.sides, self._ended_well())

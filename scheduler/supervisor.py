@@ -283,6 +283,7 @@ class Supervisor:
         self._slots.look()
         self.fleet.excuse(self.deployer.session, self.placer.workers)
         self._slots.take_all(replica.slots)
+        replica.may_move()
         try:
             if replica.closed:
                 return recovery.Stuck(math.inf)
