@@ -317,8 +317,8 @@ class _Workers(Closing):
     """The workers of a fleet, to be stopped."""
 
     def __init__(self, owner: Fleet, monitor: Monitor) -> None:
-        super().__init__(owner)
         self._monitor = monitor
+        super().__init__(owner)
 
     def hurry(self) -> None:
         self._monitor.hurry()

@@ -76,10 +76,11 @@ class Resources(Closing):
                 replica.on_closed()
 
     def _leave(self, runner: Runner) -> None:
-        runner.slots.take_all()  # callers have left
-        for replica in runner.replicas:
-            replica.release()
-        runner.slots.give_all()
+        def release() -> None:
+            for replica in runner.replicas:
+                replica.release()
+
+        runner.slots.alone(release)  # callers have left
 
     def _unload(self, runner: Runner) -> None:
         for replica in runner.replicas:
