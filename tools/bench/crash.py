@@ -22,7 +22,7 @@ from outrider.tools.bench.chains import matmul_chain
 from outrider.tools.bench.measure import Budget, Request, Round, Row, row, summary
 from outrider.tools.footprint import children, worked
 
-KILLS = 120
+KILLS = 100
 STARTS = 5
 STAGE, SIDE = 4, 512  # products of a run, and their size: ten milliseconds or so, to be killed in
 STILL = 0.1  # seconds without work until a session has settled
