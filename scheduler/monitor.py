@@ -35,6 +35,7 @@ from outrider.scheduler.log_queue import LogQueue
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
 from outrider.scheduler.overdue import Working
+from outrider.scheduler.shortage import told
 from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
@@ -67,6 +68,9 @@ class Listener(Protocol):
     def on_spare_lost(self, worker: Worker) -> None:
         """The spare of a worker died."""
 
+    def on_restart(self, worker: Worker) -> None:
+        """A session had this worker restarted: what was held against it is forgotten. On that session's thread."""
+
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
 
@@ -92,11 +96,15 @@ class Monitor(threading.Thread):
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap: (when, order, what)
         self._order = itertools.count()
-        self._wake = Doorbell()
+        with contextlib.ExitStack() as made:  # to be undone if the rest of it fails
+            self._wake = Doorbell()
+            made.callback(self._wake.close)
+            self._pidfd = os.pidfd_open(os.getpid())
+            made.callback(os.close, self._pidfd)
+            self._socket = ControlSocket()
+            made.pop_all()
         self._closing = False
         self._ended = False
-        self._pidfd = os.pidfd_open(os.getpid())
-        self._socket = ControlSocket()
         self._poller = zmq.Poller()
         self._poller.register(self._socket.router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
@@ -283,7 +291,7 @@ class Monitor(threading.Thread):
             except ProviderUnavailableError as error:
                 failed = error
             except (OSError, ValueError, TypeError) as error:
-                failed = _unavailable(one, f"its process cannot be started: {error}")
+                failed = _unavailable(one, f"its process cannot be started: {told(error)}")
         if failed is not None:
             one.life.state = "dead"
             one.ended.set_result(None)

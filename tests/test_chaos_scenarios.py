@@ -7,13 +7,14 @@ import os
 import random
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from outrider.scheduler import InferenceSession, SessionOptions, errors
+from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
 from outrider.scheduler.ortvalue import OrtValue
 from tests.builders import chain, model, node, tensor
 from tests.leaks import worker_pids
@@ -235,3 +236,103 @@ def test_a_worker_that_somebody_kills_while_it_rests_blames_nobody() -> None:
             os.kill(worker_pids()[0], signal.SIGKILL)
         np.testing.assert_allclose(session.run(None, {"x": X})[0], -np.exp(-X), rtol=1e-5)
         assert all(one["quarantined"] == [] for one in session.health().values())
+
+
+def test_replicas_stand_in_for_each_other() -> None:
+    """Two replicas of the model; the worker of each dies in a run of its own, and no caller sees it."""
+    deaths = {"fault": "sigkill", "at": 5, "late": True}
+    options = SessionOptions(strategy="replicate", max_in_flight=4)
+    providers = [chaos(**deaths), chaos(1, **deaths)]
+    with InferenceSession(chain("Neg", "Exp", "Neg"), providers=providers, options=options) as session:
+        feeds = [np.full((1, 4), number / 10, np.float32) for number in range(40)]
+        futures = [session.run_async(None, {"x": x}) for x in feeds]
+        for x, future in zip(feeds, futures, strict=True):
+            np.testing.assert_allclose(future.result(ENOUGH)[0], -np.exp(-x), rtol=1e-5)
+        assert 1 <= sum(one["deaths"] for one in session.health().values()) <= 2
+
+
+def test_stages_of_a_pipeline_may_die() -> None:
+    deaths = {"fault": "sigsegv", "at": 6}
+    options = SessionOptions(strategy="pipeline", max_in_flight=3)
+    providers = [chaos(**deaths), chaos(1, **deaths)]  # of one kind, and with the same options, they are a team
+    made = chain("Neg", "Exp", "Neg", "Abs", "Neg", "Exp", shape=("N", 64))
+    with InferenceSession(made, providers=providers, options=options) as session:
+        assert len(session.placement().to_dict()["partitions"]) == 2
+        feeds = [np.full((1, 64), number / 10, np.float32) for number in range(24)]
+        futures = [session.run_async(None, {"x": x}) for x in feeds]
+        for x, future in zip(feeds, futures, strict=True):
+            np.testing.assert_allclose(future.result(ENOUGH)[0], np.exp(-np.exp(-x)), rtol=1e-5)
+        assert sum(one["deaths"] for one in session.health().values()) == 2
+
+
+def test_closing_does_not_wait_for_a_successor() -> None:
+    """The second incarnation takes its time to start; a caller waits for it, and another closes the session."""
+    late_start = {"fault": "slow", "phase": "start", "seconds": 1000, "incarnations": [2]}
+    providers = [chaos(fault="sigkill", claims=["n1"], provider="chaos", provider_options=late_start), "cpu"]
+    caught: list[BaseException] = []
+    session = InferenceSession(chain("Neg", "Exp", "Neg"), providers=providers)
+
+    def call() -> None:
+        try:
+            session.run(None, {"x": X})
+        except errors.OutriderError as error:
+            caught.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while session.health()["chaos"]["incarnation"] < 2:
+        time.sleep(0.01)
+    session.close()
+    caller.join(ENOUGH)
+    assert not caller.is_alive()
+    assert isinstance(caught[0], errors.SessionClosedError)
+
+
+def test_values_without_a_fixed_place_are_kept_too() -> None:
+    """A sequence and strings cross a partition that dies."""
+    nodes = [
+        node("SequenceConstruct", "x x", "s", "n0"), node("SequenceInsert", "s x", "t", "n1"),
+        node("ConcatFromSequence", "t", "y", "n2", axis=0), node("Identity", "w", "v", "n3"),
+        node("StringConcat", "v w", "z", "n4"),
+    ]  # fmt: skip
+    made = model(
+        nodes, [tensor("x", ["N"]), tensor("w", ["M"], onnx.TensorProto.STRING)],
+        [tensor("y", ["K"]), tensor("z", ["M"], onnx.TensorProto.STRING)],
+    )  # fmt: skip
+    for dying in ("n1", "n3"):
+        for late in (False, True):
+            providers = [chaos(fault="sigkill", node=dying, claims=["n1", "n3"], at=2, late=late), "cpu"]
+            with InferenceSession(made, providers=providers) as session:
+                for number in range(4):
+                    x, w = np.full(3 + number, number, np.float32), np.array([f"text {number}"] * (number + 1), object)
+                    y, z = session.run(None, {"x": x, "w": w})
+                    np.testing.assert_array_equal(y, np.concatenate([x, x, x]))
+                    assert z.tolist() == [f"text {number}text {number}"] * (number + 1)
+                assert session.health()["chaos"]["deaths"] == 1
+
+
+def test_a_death_in_the_warm_up_is_no_more_than_one_in_a_run() -> None:
+    with InferenceSession(
+        chain("Neg", "Exp", "Neg"), providers=[chaos(fault="sigabrt", claims=["n1"]), "cpu"]
+    ) as session:
+        session.warmup({"x": (1, 4)})
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], -np.exp(-X), rtol=1e-5)
+        assert session.health()["chaos"]["deaths"] == 1
+
+
+def test_sessions_of_a_fleet_are_blamed_each_for_its_own() -> None:
+    """In two sessions a node of its own kills the shared worker, once and twice: only the second is quarantined."""
+    second = {"fault": "sigsegv", "node": "m1", "at": None, "incarnations": [2, 3]}
+    first = chaos(fault="sigsegv", node="n1", claims=["Exp"], provider="chaos", provider_options=second)
+    nodes = [node("Neg", "x", "a", "m0"), node("Exp", "a", "b", "m1"), node("Neg", "b", "y", "m2")]
+    other = model(nodes, [tensor("x", ("N", 4))], [tensor("y", ("N", 4))])
+    with Fleet([first, "cpu"]) as fleet:
+        options = SessionOptions(fleet=fleet)
+        with (
+            InferenceSession(chain("Neg", "Exp", "Neg"), options=options) as one,
+            InferenceSession(other, options=options) as two,
+        ):
+            for session in (one, two, one, two, one):
+                np.testing.assert_allclose(session.run(None, {"x": X})[0], -np.exp(-X), rtol=1e-5)
+            (held,) = fleet.health()["chaos"]["quarantined"]
+            assert held["nodes"] == ["m1"]
