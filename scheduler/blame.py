@@ -13,6 +13,7 @@ from outrider.providers.contract import ProviderContractError
 from outrider.providers.wire import values
 from outrider.providers.wire.declared import value_misfit
 from outrider.providers.wire.errors import BrokenEdgeError, WireError
+from outrider.providers.wire.messages import CANCEL
 from outrider.scheduler.evidence import impossible
 from outrider.shm.board import ENCODED, VOID, number_of, run_of
 from outrider.shm.errors import LayoutError
@@ -94,7 +95,8 @@ def accuse(replica: Replica, slot: Slot, awaited: bool = True) -> None:
         expected="words of runs that have begun, each after what it announces",
         got=reason,
     )
-    if awaited:
+    cancel = generation.board.words[generation.board.index(CANCEL, slot.index)]
+    if awaited and run_of(cancel) != run:
         replica.end(slot.index, run, error)
     for position, (one, why) in enumerate(found):
         _end(replica, one, f"it broke the protocol: {why}", spared=position > 0)

@@ -151,9 +151,9 @@ def _leave_all() -> None:
     for one in left:
         one.closed = True
         one.hurry()
-    for one in left:
-        one.last_words()
-    for one in left:
-        one.stop()
-    for one in left:
-        one.wait()
+    for step in ("last_words", "stop", "wait"):
+        for one in left:
+            try:
+                getattr(one, step)()
+            except Exception:  # the others are closed all the same
+                log.exception("a session or fleet could not be closed at exit")

@@ -6,7 +6,8 @@
     reads the file until it is complete  ◄──────────── (the same memory)
 
 Only the monitor sends the signal: it knows that the process has not been waited for. A process that is stopped, or
-whose provider took the signal over, writes nothing; nobody waits for it longer than `SECONDS`.
+whose provider took the signal over, writes nothing; nobody waits for it longer than `SECONDS`. One that is wrapped is
+not asked.
 """
 
 from __future__ import annotations
@@ -58,19 +59,19 @@ def stacks(monitor: Monitor, ones: Sequence[Incarnation], keep: bool = False) ->
 def request(one: Incarnation) -> int:
     """Ask one for its stacks; a descriptor to read them from, the caller's to close. On the monitor's thread.
 
-    -1 for one that cannot write any: it has ended, or may not have come so far that it survives the signal.
+    -1 for one that cannot write any: it has ended, or may not have come so far that it survives the signal; and for a
+    wrapped one, as a debugger stops at any signal.
     """
     process, file, progress = one.process, one.stacks, one.progress
     if process is None or process.returncode is not None or file is None or file.fileno() < 0:
+        return -1
+    if one.worker.spec.wrap:
         return -1
     if one.hello is None and (progress is None or progress.read().kind != START):
         return -1
     file.clear()
     with contextlib.suppress(ProcessLookupError):  # a zombie, which writes nothing
-        if one.worker.spec.wrap and one.hello is not None:
-            os.kill(one.hello.pid, DUMP_SIGNAL)  # what we have started is its wrapper
-        elif not one.worker.spec.wrap:
-            signal.pidfd_send_signal(one.pidfd, DUMP_SIGNAL)
+        signal.pidfd_send_signal(one.pidfd, DUMP_SIGNAL)
         return os.dup(file.fileno())
     return -1
 

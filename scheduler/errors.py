@@ -139,7 +139,8 @@ class WorkerDiedError(OutriderError, RuntimeError):
       system said so.
     - `stack`: the Python stacks of its threads, '' if it left none. `stderr`: the last 64 KiB that the process wrote to
       its standard output and error, native code included.
-    - `attempts`: the earlier deaths in the same run, oldest first, as dicts with these names, without output.
+    - `attempts`: the earlier deaths in the same run, oldest first, as dicts with these names; of `stderr` the last
+      2,000 characters.
     """
 
     _fields = (

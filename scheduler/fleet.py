@@ -30,6 +30,7 @@ from outrider.scheduler.restarts import Quarantine
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
 from outrider.scheduler.worker import Incarnation, Worker
+from outrider.shm.processes import fill_standard_streams
 
 log = logging.getLogger("outrider.fleet")
 
@@ -63,6 +64,7 @@ class Fleet:
     def _setup(
         self, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None, probe: bool = True
     ) -> None:
+        fill_standard_streams()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._absent: dict[str, str] = {}
@@ -315,8 +317,8 @@ class _Workers(Closing):
     """The workers of a fleet, to be stopped."""
 
     def __init__(self, owner: Fleet, monitor: Monitor) -> None:
-        super().__init__(owner)
         self._monitor = monitor
+        super().__init__(owner)
 
     def hurry(self) -> None:
         self._monitor.hurry()

@@ -35,6 +35,7 @@ from outrider.scheduler.log_queue import LogQueue
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
 from outrider.scheduler.overdue import Working
+from outrider.scheduler.shortage import told
 from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
@@ -67,6 +68,9 @@ class Listener(Protocol):
     def on_spare_lost(self, worker: Worker) -> None:
         """The spare of a worker died."""
 
+    def on_restart(self, worker: Worker) -> None:
+        """A session had this worker restarted: what was held against it is forgotten. On that session's thread."""
+
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
 
@@ -92,11 +96,15 @@ class Monitor(threading.Thread):
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap: (when, order, what)
         self._order = itertools.count()
-        self._wake = Doorbell()
+        with contextlib.ExitStack() as made:  # to be undone if the rest of it fails
+            self._wake = Doorbell()
+            made.callback(self._wake.close)
+            self._pidfd = os.pidfd_open(os.getpid())
+            made.callback(os.close, self._pidfd)
+            self._socket = ControlSocket()
+            made.pop_all()
         self._closing = False
         self._ended = False
-        self._pidfd = os.pidfd_open(os.getpid())
-        self._socket = ControlSocket()
         self._poller = zmq.Poller()
         self._poller.register(self._socket.router, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
@@ -283,7 +291,7 @@ class Monitor(threading.Thread):
             except ProviderUnavailableError as error:
                 failed = error
             except (OSError, ValueError, TypeError) as error:
-                failed = _unavailable(one, f"its process cannot be started: {error}")
+                failed = _unavailable(one, f"its process cannot be started: {told(error)}")
         if failed is not None:
             one.life.state = "dead"
             one.ended.set_result(None)
@@ -326,8 +334,9 @@ class Monitor(threading.Thread):
         try:
             self._socket.send(one.identity, body)
         except zmq.ZMQError as error:
-            self._log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, error)
-            self._kill(one, f"it could not be reached ({error})")
+            if not self._is_dying(one):
+                self._log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, error)
+                self._kill(one, f"it could not be reached ({error})")
 
     def _receive(self) -> None:
         identity, body = self._socket.receive()
@@ -452,12 +461,16 @@ class Monitor(threading.Thread):
                 listener.on_spare_lost(worker)
 
     def _end_if_deaf(self, one: Incarnation) -> None:
+        if not self._is_dying(one):
+            self._kill(one, "it broke the protocol: it closed its channel for descriptors")
+
+    def _is_dying(self, one: Incarnation) -> bool:
+        """Whether a process whose descriptors are closed has ended, or does so now."""
         if one.pidfd < 0:
-            return
+            return True
         poll = select.poll()
         poll.register(one.pidfd, select.POLLIN)
-        if not poll.poll(DEATH_MILLISECONDS):
-            self._kill(one, "it broke the protocol: it closed its channel for descriptors")
+        return bool(poll.poll(DEATH_MILLISECONDS))
 
     def _kill(self, one: Incarnation, reason: str = "") -> None:
         if one.process is not None and one.process.returncode is None:

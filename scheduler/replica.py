@@ -125,8 +125,8 @@ def busy(hold: Hold[Slot]) -> bool:
 class Replica:
     """Listens to the monitor for one session number.
 
-    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`
-    and `respare`: what the supervisor wants to know of deaths, set when the session is made.
+    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`,
+    `respare` and `reconsider`: what the supervisor wants to know of deaths and restarts, set when the session is made.
     """
 
     def __init__(self, placer: Placer, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
@@ -136,11 +136,13 @@ class Replica:
         self.recovery = recovery.Recovery(placer.options.replay, placer.options.fallback)
         self.supervise: Callable[[Replica, int, Incarnation], None] = lambda replica, generation, died: None
         self.respare: Callable[[Worker], None] = lambda worker: None
+        self.reconsider: Callable[[Worker], None] = lambda worker: None
         self.blueprint: Blueprint
         self.generation: Generation | None = None
         self.closed = False
         self.ended = False
         self.moving = False
+        self._to_move = False  # the supervisor waits for all slots
         self.refusing = 0  # claims that are being taken back
         self.outage: Outage | None = None
         self.stalled: set[int] = set()  # boards whose worker is to be replaced
@@ -236,6 +238,10 @@ class Replica:
         """The spare of a worker died."""
         self.respare(worker)
 
+    def on_restart(self, worker: Worker) -> None:
+        """A worker may be used again that this replica may do without."""
+        self.reconsider(worker)
+
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""
         with self._lock:
@@ -302,9 +308,14 @@ class Replica:
     def begin_to_move(self) -> None:
         """Runs that wait for a dead worker begin again elsewhere; the others go on to their end."""
         with self._lock:
-            self.moving = self.ended = True
+            self.moving = self._to_move = self.ended = True
             self.outage = None
         self.wake()
+
+    def may_move(self) -> None:
+        """The supervisor has all slots; the next generation that is installed is the one it moves to."""
+        with self._lock:
+            self._to_move = False
 
     def go_down(self, outage: Outage) -> None:
         """No run can be served that needs a dead worker, and none may begin. `wake` tells those who wait."""
@@ -334,7 +345,8 @@ class Replica:
             self.attempts.clear()
             self.dying.clear()
             self.stalled.clear()
-            self.outage, self.moving = None, False
+            # Somebody else may have placed anew while the supervisor waits to: a run must not keep it from that.
+            self.outage, self.moving = None, self._to_move
             self.generation = generation
             self._settle()
         self._well = dict.fromkeys(generation.sides, self._ended_well())

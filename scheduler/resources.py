@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outrider.scheduler.closing import Closing, closed_error
 from outrider.scheduler.trace import Tracing
+from outrider.shm.processes import fill_standard_streams
 
 if TYPE_CHECKING:
     from outrider.scheduler.asynchronous import AsyncRuns
@@ -26,6 +27,7 @@ class Resources(Closing):
     """All that a session holds, but for itself."""
 
     def __init__(self, owner: object) -> None:
+        fill_standard_streams()
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
         self.tracing = Tracing()
@@ -74,10 +76,11 @@ class Resources(Closing):
                 replica.on_closed()
 
     def _leave(self, runner: Runner) -> None:
-        runner.slots.take_all()  # callers have left
-        for replica in runner.replicas:
-            replica.release()
-        runner.slots.give_all()
+        def release() -> None:
+            for replica in runner.replicas:
+                replica.release()
+
+        runner.slots.alone(release)  # callers have left
 
     def _unload(self, runner: Runner) -> None:
         for replica in runner.replicas:

@@ -24,7 +24,7 @@ from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Admission, Array, Targets, check_target, disjoint
 from outrider.scheduler.replica import Input, Replica, Slot
 from outrider.scheduler.slots import Slots
-from outrider.scheduler.steady import SIGNATURES, Copies, Signature, SteadyRun
+from outrider.scheduler.steady import MISSES, SIGNATURES, Copies, Signature, SteadyRun
 from outrider.scheduler.watching import Watch
 from outrider.shm.board import ENCODED, NONE, OWN, VOID, Layout, number_of, run_of
 from outrider.shm.errors import LayoutError
@@ -173,6 +173,10 @@ class Runner:
                 kept = computed[:taken]  # with the one whose reading failed, if any: it may be leased
                 self._release_results(generation, slot.index, run, [made[name] for name in kept])
         slot.counters.runs += 1
+        if steady is not None and steady.complete:
+            steady.misses += 1
+            if steady.misses >= MISSES and signature is not None:
+                slot.steady.pop(signature, None)
         if steady is None and signature is not None:
             if signature.again:
                 assert slot.feeds is not None

@@ -256,17 +256,18 @@ class InferenceSession:
         self._check_open()
         feeds = made_feeds(self._inputs, self._loaded.defaults, shapes)
         checked = [self._checked(None, feed) for feed in feeds]
+
+        def warm() -> None:
+            self._check_open()
+            run_everywhere(self._runner, checked, self._defaults, self._options)
+            self._learn(checked)
+
         for _ in range(ATTEMPTS):
-            self._runner.slots.take_all()
             try:
-                self._check_open()
-                run_everywhere(self._runner, checked, self._defaults, self._options)
-                self._learn(checked)
+                self._runner.slots.alone(warm)
                 return
             except RunAgain as again:
                 death = again.death
-            finally:
-                self._runner.slots.give_all()
             for replica in self._runner.replicas:
                 replica.settled()
         raise death or ProviderUnavailableError("the model was placed anew again and again", reason="moved")

@@ -15,6 +15,15 @@ _LIMITS = {
 }
 
 
+def told(error: Exception) -> str:
+    """What went wrong when a process was started, and which limit to raise if it is one."""
+    if isinstance(error, OSError) and error.errno == errno.EAGAIN:
+        return f"{error.strerror}: raise the number of processes (ulimit -u)"
+    if isinstance(error, OSError) and error.errno in _LIMITS:
+        return f"{error.strerror}: {_LIMITS[error.errno]}"
+    return str(error)
+
+
 @contextlib.contextmanager
 def limits_told() -> Iterator[None]:
     """Within it, a limit of the process that is reached raises ProviderUnavailableError; other errors pass."""
@@ -23,5 +32,5 @@ def limits_told() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _LIMITS:
             raise
-        reason = f"{error.strerror}: {_LIMITS[error.errno]}"
+        reason = told(error)
         raise ProviderUnavailableError(f"the workers cannot be set up: {reason}", reason=reason) from error

@@ -21,6 +21,7 @@ from outrider.scheduler.errors import QueueFullError
 from outrider.scheduler.watching import Watch
 
 T = TypeVar("T")
+R = TypeVar("R")
 _NOTHING = object()
 
 
@@ -173,7 +174,24 @@ class Slots(Generic[T]):
             with self._lock:
                 self._serve()
 
-    def take_all(self, items: Sequence[T] | None = None) -> None:
+    def alone(self, work: Callable[[], R], items: Sequence[T] | None = None) -> R:
+        """What `work()` returns, called with every one of `items` taken (`take_all`), which come back whatever it does.
+
+        One Ctrl-C may come at any moment of all this.
+        """
+        mine: list[Hold[T]] | None = None
+        try:
+            for mine in map(self.take_all, (items,)):  # noqa: B007  a call could be interrupted when it has returned
+                result = work()
+            assert mine is not None
+            self._give_all(mine)
+        except BaseException:
+            if mine is not None:
+                self._give_all(mine)
+            raise
+        return result
+
+    def take_all(self, items: Sequence[T] | None = None) -> list[Hold[T]]:
         """Take every one of `items` (None: of all), each as soon as it comes back; ended by `give_all`.
 
         One caller at a time; those who wait for any item come after it, as its end may be what they need.
@@ -194,12 +212,19 @@ class Slots(Generic[T]):
                     self._leave(ticket)
                 self.give_all()
             raise
+        return self._all
 
     def give_all(self) -> None:
         """Give back what `take_all` took."""
-        for hold in self._all:
+        self._give_all(self._all)
+
+    def _give_all(self, holds: list[Hold[T]]) -> None:
+        """Give back what a `take_all` took, or the rest of it."""
+        for hold in holds:
             self.give(hold)
-        self._exclusive.release()
+        if self._all is holds:
+            self._all = []
+            self._exclusive.release()
 
     def look(self) -> None:
         """Serve those who wait with what is no longer shut, or shut like all the rest."""

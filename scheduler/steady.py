@@ -23,6 +23,7 @@ from outrider.scheduler.inplace import Array, Targets
 from outrider.shm.board import STRONG_ORDER, TENSOR, number_of
 
 SIGNATURES = 16  # kept by a session, and as steady runs by each slot: as many as an edge has layouts
+MISSES = 8  # runs whose results lay elsewhere, until a steady run is learned anew
 SHARED_PLACES = 4  # steady runs of one signature, whose inputs are read at different places in turn
 LARGE = 64 << 10  # bytes: to look up where an array of this size lies costs far less than to copy it
 
@@ -138,7 +139,7 @@ class SteadyRun:
     """
 
     __slots__ = (
-        "generation", "words", "copies", "nbytes", "complete", "returned_bytes", "returned_copies", "_copied",
+        "generation", "words", "copies", "nbytes", "complete", "misses", "returned_bytes", "returned_copies", "_copied",
         "_defaults", "_large", "_in_place", "_own", "_bells", "_lasts", "_results", "_slot", "_as_of",
         "_stamps", "_records", "_others", "_unwanted",
     )  # fmt: skip
@@ -184,6 +185,8 @@ class SteadyRun:
         self._unwanted: list[tuple[memoryview, int, int, int, int]] = []
         self.complete = False
         """Whether `results` may be asked for: every output is copied from where it lay, or lies in its target."""
+        self.misses = 0
+        """Runs whose results did not lie where `results` looks for them: those of a new worker never do."""
         self.returned_copies = self.returned_bytes = 0
 
     def follow(self, before: SteadyRun | None) -> None:

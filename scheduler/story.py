@@ -25,6 +25,8 @@ PHASES = {
     "idle": "while it was idle",
     "stop": "while it stopped",
 }
+ATTEMPT_OUTPUT = 2000
+"""How many characters of its output an earlier death keeps."""
 _MIB = 1 << 20
 
 
@@ -113,9 +115,9 @@ def _left_behind(facts: Facts) -> list[str]:
 
 
 def attempt(error: WorkerDiedError) -> dict[str, Any]:
-    """An earlier death as one entry of `attempts`: plain data, without output, so that many of them stay small."""
-    told = {name: value for name, value in error.fields().items() if name not in ("stderr", "attempts")}
-    return {**told, "nodes": list(error.nodes or [])}
+    """An earlier death as one entry of `attempts`: plain data, and of its output the end only."""
+    told = {name: value for name, value in error.fields().items() if name != "attempts"}
+    return {**told, "nodes": list(error.nodes or []), "stderr": (error.stderr or "")[-ATTEMPT_OUTPUT:]}
 
 
 def hint_of(facts: Facts) -> str | None:

@@ -1,4 +1,4 @@
-"""What the standard library does not wrap: dying with one's parent, and knowing that one is a fork."""
+"""What the standard library does not wrap: dying with one's parent, knowing that one is a fork, closed streams."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def fill_standard_streams() -> None:
+    """Open /dev/null, for good, where standard input, output or error are closed.
+
+    Else descriptors of ours get their numbers: libraries would print into a doorbell, and a process that is started
+    with streams of its own could not inherit them.
+    """
+    fd = 0
+    while fd < 3:
+        fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # the lowest number that is free
+    os.close(fd)
 
 
 def die_with_parent(parent: int | None) -> None:

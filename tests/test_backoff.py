@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors, restarts
+from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors, recovery, restarts
 from tests.builders import chain
 
+OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
 X = np.array([[-2, -1, 0.5, 3]], np.float32)
 ENOUGH = 60.0  # seconds; what is waited for here takes less than one
 LONG = 1000.0  # seconds; no test lasts that long
@@ -38,7 +41,7 @@ def kill_idle(fleet: Fleet, session: InferenceSession, provider: str) -> dict:
     while session.health()[provider]["deaths"] == deaths:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return until(session, provider, "ready", "back-off", "open")
+    return until(session, provider, "ready", "back-off", "open", "failed")
 
 
 def placed(session: InferenceSession) -> list[int]:
@@ -105,3 +108,127 @@ def test_a_completed_partition_ends_the_row(monkeypatch: pytest.MonkeyPatch) -> 
         for _ in range(3):
             assert kill_idle(fleet, session, "cpu")["state"] == "ready"
             np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.maximum(X, 0))
+
+
+def right(session: InferenceSession) -> None:
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.maximum(X, 0))
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+def test_a_provider_that_does_not_start_again_is_not_tried_again_until_asked_for(
+    tmp_path: Path, fallback: bool
+) -> None:
+    closed = tmp_path / "closed"
+    mine = f"{OWN}:Moody"
+    with Fleet([(mine, {"closed": str(closed)}), "cpu"]) as fleet:
+        options = SessionOptions(fleet=fleet, fallback=fallback)
+        with InferenceSession(chain("Relu"), options=options) as session:
+            right(session)
+            closed.touch()
+            health = kill_idle(fleet, session, mine)
+            assert (health["state"], health["incarnation"], health["deaths"]) == ("failed", 2, 1)
+            assert "closed today" in health["reason"]
+            if fallback:
+                right(session)
+                assert placed(session) == [0, 1]
+                assert "failed (" in str(session.placement()) and "closed today" in str(session.placement())
+            else:
+                with pytest.raises(errors.ProviderUnavailableError, match="closed today") as caught:
+                    session.run(None, {"x": X})
+                assert caught.value.seconds is None
+            assert session.health()[mine]["incarnation"] == 2  # no loop
+            with pytest.raises(errors.ProviderUnavailableError, match="closed today"):
+                session.restart(mine)
+            closed.unlink()
+            session.restart(mine)
+            right(session)
+            assert placed(session) == [1, 0] and session.health()[mine]["state"] == "ready"
+
+
+def test_sessions_that_share_a_fleet_leave_and_come_back_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "WAITS", (0.0, 0.0, LONG))
+    with Fleet(["cpu", "cpu:1"]) as fleet:
+        options = SessionOptions(fleet=fleet)
+        with (
+            InferenceSession(chain("Relu"), options=options) as one,
+            InferenceSession(chain("Neg", "Relu"), options=options) as two,
+        ):
+            for _ in range(2):
+                kill_idle(fleet, one, "cpu")
+            for session, expected in ((one, np.maximum(X, 0)), (two, np.maximum(-X, 0))):
+                np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected)
+                assert placed(session)[0] == 0
+            two.restart("cpu")
+            assert placed(two) == [2, 0]
+            deadline = time.monotonic() + ENOUGH
+            while placed(one) != [1, 0]:  # it moves by itself
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            for session, expected in ((one, np.maximum(X, 0)), (two, np.maximum(-X, 0))):
+                np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected)
+
+
+def test_a_quarantine_is_of_one_model() -> None:
+    chaos = ("chaos", {"fault": "sigkill", "phase": "run", "node": "Neg"})
+    with Fleet([chaos, "cpu"]) as fleet:
+        options = SessionOptions(fleet=fleet)
+        with (
+            InferenceSession(chain("Neg"), options=options) as bad,
+            InferenceSession(chain("Relu"), options=options) as good,
+        ):
+            np.testing.assert_array_equal(bad.run(None, {"x": X})[0], -X)
+            assert len(fleet.health()["chaos"]["quarantined"]) == 1
+            bad.restart("chaos")
+            np.testing.assert_array_equal(bad.run(None, {"x": X})[0], -X)
+            until(bad, "chaos", "ready", "back-off")
+            right(good)
+            assert "quarantined" in str(bad.placement()) and "quarantined" not in str(good.placement())
+
+
+class Behind:
+    """The lock of a queue of slots, which other threads than `first` have only after `gone` is set."""
+
+    def __init__(self, lock: threading.Lock, first: threading.Thread, gone: threading.Event) -> None:
+        self.lock, self.first, self.gone = lock, first, gone
+
+    def acquire(self, wait: bool = True) -> bool:
+        held = self.lock.acquire(wait)
+        if threading.current_thread() is not self.first:
+            assert self.gone.wait(ENOUGH)
+        return held
+
+    def release(self) -> None:
+        self.lock.release()
+
+
+def test_a_worker_that_dies_while_its_session_waits_to_move_back_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time in back-off ends during a restart; the next run is quicker than the supervisor, and kills its worker."""
+    monkeypatch.setattr(restarts, "WAITS", (0.0, 0.0, LONG))
+    chaos = ("chaos", {"fault": "sigkill", "phase": "run"})
+    with InferenceSession(chain("Neg"), providers=[chaos, "cpu"]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], -X)  # kills two, and goes to cpu
+        (supervisor,), (replica,) = session._resources.supervisors.values(), session._runner.replicas
+        slots, gone = session._runner.slots, threading.Event()
+        monkeypatch.setattr(slots, "_exclusive", Behind(slots._exclusive, threading.current_thread(), gone))
+        place, take = supervisor.place_anew, slots.take
+
+        def due_first() -> object:
+            supervisor.call(lambda: supervisor._handle(recovery.Due()))
+            deadline = time.monotonic() + ENOUGH
+            while not replica.moving:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            return place()
+
+        def taken(*given: object) -> object:
+            slot = take(*given)
+            gone.set()
+            return slot
+
+        monkeypatch.setattr(supervisor, "place_anew", due_first)
+        monkeypatch.setattr(slots, "take", taken)
+        session.restart("chaos")
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], -X)
+        assert session.health()["chaos"]["deaths"] in (3, 4)

@@ -239,11 +239,11 @@ def test_a_signal_within_any_call_may_close(monkeypatch: pytest.MonkeyPatch) -> 
     session = InferenceSession(chain("Relu"))
     check = Replica.check
 
-    def checked(self: Replica) -> None:
+    def checked(self: Replica, *run: Any) -> None:
         with self._lock:
             if closing:
                 signal.raise_signal(signal.SIGUSR1)
-        check(self)
+        check(self, *run)
 
     before = signal.signal(signal.SIGUSR1, lambda *_: closing.pop().close())
     try:
@@ -353,3 +353,55 @@ def test_ctrl_c_at_any_moment_of_close_and_close_again() -> None:
                 if ended:
                     break
             assert moment > 5
+
+
+SETUP = (
+    "session.py",
+    "fleet.py",
+    "monitor.py",
+    "deploy.py",
+    "placement.py",
+    "supervisor.py",
+    "trace.py",
+    "resources.py",
+)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own fleet", "shared fleet"])
+def test_ctrl_c_at_any_moment_of_the_constructor(shared: bool) -> None:
+    """Nothing is left of what was made so far, and a fleet goes on."""
+    files = tuple(f"scheduler/{name}" for name in SETUP)
+    with Fleet(["cpu"]) as fleet:
+        before = snapshot()
+        for moment in moments():
+            ended = False
+            gc.collect()  # Python swallows what is raised in a finalizer
+            with contextlib.suppress(KeyboardInterrupt), interrupted(files, moment):
+                session = InferenceSession(chain("Relu"), options=SessionOptions(fleet=fleet) if shared else None)
+                ended = True
+            if ended:
+                np.testing.assert_array_equal(session.run(None, {"x": X})[0], RELU)
+                session.close()
+                del session
+            assert settled_leaks(before, 5.0) == [], moment
+            if ended:
+                break
+        assert moment > 50
+        with InferenceSession(chain("Relu"), options=SessionOptions(fleet=fleet)) as session:
+            np.testing.assert_array_equal(session.run(None, {"x": X})[0], RELU)
+
+
+def test_ctrl_c_at_any_moment_of_warmup() -> None:
+    files = ("session.py", "warming.py", "runner.py", "slots.py", "execution.py", "scheduler/replica.py")
+    with InferenceSession(chain("Relu"), options=SessionOptions(max_in_flight=2)) as session:
+        for moment in moments():
+            ended = False
+            with contextlib.suppress(KeyboardInterrupt), interrupted(files, moment):
+                session.warmup({"x": (1, 4)})
+                ended = True
+            for _ in range(3):
+                np.testing.assert_array_equal(session.run(None, {"x": X})[0], RELU)
+            assert all(future.result(ENOUGH) for future in [session.run_async(None, {"x": X}) for _ in range(3)])
+            if ended:
+                break
+        assert moment > 20

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outrider.scheduler import InferenceSession, ProviderSpec, SessionOptions, errors
+from outrider.scheduler import InferenceSession, ProviderSpec, SessionOptions, dumps, errors
 from outrider.scheduler.options import smallest_memory
 from outrider.scheduler.worker import Incarnation
 from tests.builders import chain, model, node, tensor
@@ -166,6 +166,14 @@ def test_a_wrapper_that_forks_as_tracers_do() -> None:
         assert caught.value.signal == "SIGSEGV"
         assert "in crash" in caught.value.stack
     with InferenceSession(IDENTITY, providers=[ProviderSpec("cpu", wrap=wrap)]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], X)
+
+
+def test_a_wrapped_worker_is_not_asked_for_its_stack() -> None:
+    """A debugger would stop at the signal, and in a batch end what it debugs."""
+    with InferenceSession(IDENTITY, providers=[ProviderSpec("cpu", wrap=["env"])]) as session:
+        fleet = session._fleet
+        assert dumps.stacks(fleet.monitor, [fleet.workers[0].current]) == [""]
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], X)
 
 

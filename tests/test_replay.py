@@ -15,6 +15,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors
+from outrider.scheduler.replica import Slot
+from outrider.scheduler.runner import Runner
 from tests.builders import chain
 from tests.leaks import worker_pids
 
@@ -70,6 +72,27 @@ def test_results_that_were_given_out_before_a_death_stay_what_they_were() -> Non
         assert session.health()["chaos"]["incarnation"] == 2
         for value, result in enumerate(kept):
             assert (result == -value).all(), value
+
+
+def test_after_a_death_runs_come_back_to_the_steady_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[int] = []
+    finish = Runner.finish
+
+    def counted(runner: Runner, slot: Slot, run: int, *rest: object) -> dict[str, object]:
+        looked_up.append(run)
+        return finish(runner, slot, run, *rest)
+
+    monkeypatch.setattr(Runner, "finish", counted)
+    with InferenceSession(
+        chain("Relu", "Neg"), providers=[chaos(claims=("Neg",), at=12, incarnations=[1]), "cpu"]
+    ) as s:
+        for _ in range(30):
+            np.testing.assert_array_equal(s.run(None, {"x": X})[0], -np.maximum(X, 0))
+        assert s.health()["chaos"]["incarnation"] == 2
+        looked_up.clear()
+        for _ in range(10):
+            s.run(None, {"x": X})
+        assert not looked_up
 
 
 @pytest.mark.parametrize("policy", [{"replay": False}, {"replay": False, "fallback": False}])

@@ -46,12 +46,12 @@ def test_what_we_killed_is_told_with_the_reason_and_no_guess() -> None:
     assert (error.reason, error.hint) == ("it ran longer than its partition_deadline of 2 s.", None)
 
 
-def test_earlier_deaths_are_listed_oldest_first_without_their_output() -> None:
-    first = attempt(died(replace(CRASH, incarnation=1, stderr="a lot")))
+def test_earlier_deaths_are_listed_oldest_first_with_the_end_of_their_output() -> None:
+    first = attempt(died(replace(CRASH, incarnation=1, stderr="x" * 5000 + "last")))
     second = attempt(died(replace(CRASH, code=-9, reason="it hung")))
     error = died(replace(CRASH, incarnation=3, attempts=[first, second]))
     assert error.attempts == [first, second]
-    assert first["signal"] == "SIGSEGV" and "stderr" not in first and "attempts" not in first
+    assert (first["signal"], first["stderr"]) == ("SIGSEGV", "x" * 1996 + "last") and "attempts" not in first
     assert (
         "Before that in this run:\n"
         "  my:Provider (incarnation 1) died in partition 3: it was ended by SIGSEGV\n"
