@@ -159,6 +159,17 @@ def test_busy_workers_get_a_moment_at_exit_all_together(tmp_path: Path) -> None:
     assert 0.5 <= float(out) < 5
 
 
+def test_a_provider_may_close_in_its_own_time_at_exit(tmp_path: Path) -> None:
+    text = (
+        "session.close(); stuck[1].update(where='close', seconds=1.5, then=mark + '.closed'); session = made(); "
+        "arm(); ready()"
+    )
+    script = Script(text, tmp_path)
+    script.ready()
+    assert script.end() == (0, "", "")
+    assert (tmp_path / "mark.closed").exists()
+
+
 def test_after_the_exit_has_begun_a_session_is_closed_and_close_does_nothing(tmp_path: Path) -> None:
     """A function registered with `atexit` before the import of outrider runs after all sessions were closed."""
     text = (
