@@ -68,6 +68,9 @@ class Listener(Protocol):
     def on_spare_lost(self, worker: Worker) -> None:
         """The spare of a worker died."""
 
+    def on_restart(self, worker: Worker) -> None:
+        """A session had this worker restarted: what was held against it is forgotten. On that session's thread."""
+
     def on_closed(self) -> None:
         """The fleet was closed: nothing will be heard any more."""
 

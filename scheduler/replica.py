@@ -125,8 +125,8 @@ def busy(hold: Hold[Slot]) -> bool:
 class Replica:
     """Listens to the monitor for one session number.
 
-    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`
-    and `respare`: what the supervisor wants to know of deaths, set when the session is made.
+    `ended`: whoever waits for a run must look at `check`: something has happened that may concern it. `supervise`,
+    `respare` and `reconsider`: what the supervisor wants to know of deaths and restarts, set when the session is made.
     """
 
     def __init__(self, placer: Placer, deployer: Deployer, bells: Sequence[Doorbell], spin_us: int = 0) -> None:
@@ -136,6 +136,7 @@ class Replica:
         self.recovery = recovery.Recovery(placer.options.replay, placer.options.fallback)
         self.supervise: Callable[[Replica, int, Incarnation], None] = lambda replica, generation, died: None
         self.respare: Callable[[Worker], None] = lambda worker: None
+        self.reconsider: Callable[[Worker], None] = lambda worker: None
         self.blueprint: Blueprint
         self.generation: Generation | None = None
         self.closed = False
@@ -236,6 +237,10 @@ class Replica:
     def on_spare_lost(self, worker: Worker) -> None:
         """The spare of a worker died."""
         self.respare(worker)
+
+    def on_restart(self, worker: Worker) -> None:
+        """A worker may be used again that this replica may do without."""
+        self.reconsider(worker)
 
     def on_closed(self) -> None:
         """The fleet or the session was closed: every run ends with SessionClosedError."""

@@ -63,6 +63,7 @@ class Supervisor:
         """Held by who plans and loads: the supervisor, or a session that is made or learns."""
         replica.supervise = self._on_death
         replica.respare = self._on_spare_lost
+        replica.reconsider = self._on_restart
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -434,6 +435,11 @@ class Supervisor:
     def _after(self, wait: float) -> None:
         if wait < math.inf:
             self.later(wait, lambda: self._handle(recovery.Due()))
+
+    def _on_restart(self, worker: Worker) -> None:
+        """Another session had a worker restarted that this one may do without: it need not wait for its time."""
+        if self._thread is not None and worker in self.placer.workers:
+            self.call(lambda: self._handle(recovery.Due()))
 
     # Spares ---------------------------------------------------------------------------------------------------------
     def keep_spares(self) -> None:

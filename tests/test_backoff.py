@@ -145,6 +145,29 @@ def test_a_provider_that_does_not_start_again_is_not_tried_again_until_asked_for
             assert placed(session) == [1, 0] and session.health()[mine]["state"] == "ready"
 
 
+def test_sessions_that_share_a_fleet_leave_and_come_back_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "WAITS", (0.0, 0.0, LONG))
+    with Fleet(["cpu", "cpu:1"]) as fleet:
+        options = SessionOptions(fleet=fleet)
+        with (
+            InferenceSession(chain("Relu"), options=options) as one,
+            InferenceSession(chain("Neg", "Relu"), options=options) as two,
+        ):
+            for _ in range(2):
+                kill_idle(fleet, one, "cpu")
+            for session, expected in ((one, np.maximum(X, 0)), (two, np.maximum(-X, 0))):
+                np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected)
+                assert placed(session)[0] == 0
+            two.restart("cpu")
+            assert placed(two) == [2, 0]
+            deadline = time.monotonic() + ENOUGH
+            while placed(one) != [1, 0]:  # it moves by itself
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            for session, expected in ((one, np.maximum(X, 0)), (two, np.maximum(-X, 0))):
+                np.testing.assert_array_equal(session.run(None, {"x": X})[0], expected)
+
+
 def test_a_quarantine_is_of_one_model() -> None:
     chaos = ("chaos", {"fault": "sigkill", "phase": "run", "node": "Neg"})
     with Fleet([chaos, "cpu"]) as fleet:

@@ -18,6 +18,7 @@ import statistics
 import sys
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -74,7 +75,7 @@ class Soak:
         self.expected: list[list[bytes]] = []
         self.errors: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.seconds: list[float] = []  # that each run took
+        self.seconds = array("d")  # that each run took; what this holds itself must not look like a leak
         self.kills: Counter[str] = Counter()
         self.samples: list[Footprint] = []
         self._random = random.Random(plan.seed)
@@ -175,7 +176,7 @@ class Soak:
         while self.kills.total() < self._kills_due:
             if not self._wait_for(self._answered + gap * self._random.uniform(*GAP)):
                 return
-            time.sleep(self._random.uniform(0, statistics.median(self.seconds[-50:] or [0.0])))
+            time.sleep(self._random.uniform(0, statistics.median(self.seconds[-50:] or (0.0,))))
             victims = children()
             if victims and self._signal(self._random.choice(victims)) and self._random.random() < plan.again:
                 self._kill_next(set(victims))

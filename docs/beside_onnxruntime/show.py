@@ -32,8 +32,8 @@ FAULTS = {
 }
 ABOUT = {
     "segfault": "The library reads through a null pointer. In process nothing can catch that. In a worker it is a"
-    " provider that did not start: an error by default, a note in `health()` with `required=False`. Sessions of the next"
-    " day do not even try it, unless it has changed.",
+    " provider that did not start: an error by default, a note in `health()` with `required=False`. Sessions of the"
+    " next day do not even try it, unless it has changed.",
     "hang": "The library waits for a device that does not answer. In process the call never returns, and it has no"
     " time-out; a worker has `start_deadline`.",
     "kernel": "An iteration that never converges for NaN. ONNX Runtime looks at `terminate` between two nodes, so the"

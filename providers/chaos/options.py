@@ -1,13 +1,13 @@
 """What chaos can be told: the faults, the phases in which each can happen, and the options, checked at its start.
 
-    phase   when                                                counted by `at`
-    start   in `setup`, before Hello                            -
-    claim   in `claim`                                          calls of `claim`
-    load    in `compile` of the faulty unit                     compilations of it
-    idle    when nothing was asked of it for `after` seconds    from the n-th pause on: 1 before its first run
-    run     in a run of the faulty unit, before it computes,    runs of it
-            or with `late` when its results are written
-    stop    in `close`                                          -
+phase   when                                                counted by `at`
+start   in `setup`, before Hello                            -
+claim   in `claim`                                          calls of `claim`
+load    in `compile` of the faulty unit                     compilations of it
+idle    when nothing was asked of it for `after` seconds    from the n-th pause on: 1 before its first run
+run     in a run of the faulty unit, before it computes,    runs of it
+        or with `late` when its results are written
+stop    in `close`                                          -
 """
 
 from __future__ import annotations
