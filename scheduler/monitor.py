@@ -176,6 +176,7 @@ class Monitor(threading.Thread):
     def start_spare(self, worker: Worker) -> Incarnation:
         """Start the worker's next incarnation ahead."""
         worker.spare = one = worker.next_incarnation()
+        one.ahead = True
         self.call(lambda: self._spawn(one))
         return one
 
@@ -458,14 +459,14 @@ class Monitor(threading.Thread):
     def _bury(self, one: Incarnation) -> None:
         worker, doing = one.worker, one.doing()
         assert one.facts is not None
-        listeners = list(self.listeners.values()) if one is worker.current else []
+        listeners = [] if one.ahead else list(self.listeners.values())
         told = [found for found in [listener.on_dying(one, doing) for listener in listeners] if found is not None]
         if told:
             one.facts = dataclasses.replace(one.facts, partition=told[0][0], nodes=told[0][1])
         elif doing.kind == RUN:  # it had just ended
             one.facts = dataclasses.replace(one.facts, phase="idle", partition=None, step=None)
         one.death = story.died(one.facts)
-        if one is not worker.current:
+        if one.ahead:
             worker.spare_deaths += 1
         elif not one.spared:
             worker.deaths += 1
@@ -475,7 +476,7 @@ class Monitor(threading.Thread):
                 self._replies.pop(key).set_exception(one.death.again())
         for listener in listeners:
             listener.on_death(one)
-        if one is not worker.current:
+        if one.ahead:
             self._log.warning("the spare of worker %s died: %s", worker.name, one.death)
             for listener in list(self.listeners.values()):
                 listener.on_spare_lost(worker)
