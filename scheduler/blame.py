@@ -34,9 +34,14 @@ def broken(replica: Replica, board: int, value: str, reason: str) -> ProviderCon
     one = generation.sides[board].serving
     _end(replica, board, f"it broke the protocol: {value}: {reason}")
     concurrent.futures.wait([one.ended], END_SECONDS)
+    return misread(one.worker.name, value, reason)
+
+
+def misread(provider: str, value: str, reason: str) -> ProviderContractError:
+    """What to raise for a value that cannot be what its worker, which has ended, told of it."""
     return ProviderContractError(
-        f"provider {one.worker.name} broke its contract and was ended: what it told of {value!r} cannot be: {reason}",
-        provider=one.worker.name,
+        f"provider {provider} broke its contract and was ended: what it told of {value!r} cannot be: {reason}",
+        provider=provider,
         node=value,
         expected="a value as declared, in memory of its own",
         got=reason,
@@ -51,6 +56,9 @@ def broken_edge(replica: Replica, slot: Slot, run: int, teller: int, told: Broke
     declared = side.declared.edges.get(told.edge) if side is not None and type(told.edge) is int else None
     if side is None or declared is None:
         return broken(replica, teller, str(told.value), "it is said to come from where nothing does")
+    if told.board in generation.spoilt or run <= generation.righted.get(told.board, 0):
+        # It was ended for another run meanwhile, and what there was to see may have been set right.
+        return misread(side.worker.name, declared.name, str(told.reason))
     published = side.reader.word(told.edge, slot.index)
     if run_of(published) != run or number_of(published) == VOID:
         return broken(replica, teller, declared.name, "it was not there to be read")

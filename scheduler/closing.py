@@ -5,9 +5,9 @@ handler of a signal that came in the middle of a run, or by the garbage collecto
 not inside this library waits until all is closed. Who is (a frame of ours lies further out) may hold a lock or a run
 slot that closing waits for: then another thread closes, and `close` returns at once.
 
-At the interpreter's exit nobody waits for results any more. Workers are stopped, the busy ones after a moment, and the
-system takes back the rest. Daemon threads, which Python stops in the middle of whatever they do, stop where they ask a
-closed session for something: an error there would only be printed.
+At the interpreter's exit nobody waits for results any more. Workers are stopped, the busy ones after a moment (those
+whose provider is in its `close` get their time), and the system takes back the rest. Daemon threads, which Python stops
+in the middle of whatever they do, stop where they ask a closed session for something: an error would only be printed.
 """
 
 from __future__ import annotations

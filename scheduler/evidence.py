@@ -6,11 +6,12 @@ own. So the first partition, in the order of the plan, whose words cannot be is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from outrider.providers.wire.messages import START
 from outrider.scheduler.generation import Generation
-from outrider.shm.board import VOID, number_of, run_of, word
+from outrider.shm.board import VOID, BoardReader, number_of, run_of, word
+from outrider.shm.errors import LayoutError
 from outrider.shm.segment import Segment
 
 
@@ -40,8 +41,8 @@ def impossible(generation: Generation, slot: int) -> list[tuple[int, str]]:
     return list(found.items())
 
 
-def set_right(generation: Generation, board: int) -> None:
-    """Take back what a dead worker's board says that cannot be: those values will not come.
+def set_right(generation: Generation, board: int) -> int:
+    """Take back what a dead worker's board says that cannot be: those values will not come. Returns the last run begun.
 
     Called before its successor goes on from there, when nobody writes the board.
     """
@@ -53,6 +54,39 @@ def set_right(generation: Generation, board: int) -> None:
                 run = min(run_of(words[-1]), begun(generation, slot))  # a later one may have begun by now
                 for edge in _edges(generation, partition):
                     segment.words[reader.index(edge, slot)] = word(run, VOID)
+    return max(begun(generation, slot) for slot in range(generation.blueprint.slots))
+
+
+def unreadable(generation: Generation, board: int, runs: Sequence[tuple[int, int]]) -> list[tuple[int, int, str, str]]:
+    """Take back those values of a dead worker's board that nobody can read: (slot, run, value, reason) of each.
+
+    `runs`: (slot, run) of those in flight. Its successor may give the number of such a layout to another value, and
+    whoever reads the old one then would take that for it. Called like `set_right`.
+    """
+    segment = Segment(generation.descriptors.boards[board], writable=True)
+    reader = generation.sides[board].reader
+    found = []
+    for slot, run in runs:
+        for partition in generation.partitions_of[board]:
+            edges = _edges(generation, partition)
+            reason = next(filter(None, (_misread(reader, edge, slot, run) for edge in edges[:-1])), "")
+            if reason:
+                found.append((slot, run, f"partition {partition}", reason))
+                for edge in edges:
+                    segment.words[reader.index(edge, slot)] = word(run, VOID)
+    return found
+
+
+def _misread(reader: BoardReader, edge: int, slot: int, run: int) -> str:
+    """Why the value of a run cannot be read; '' if it can, or is not there."""
+    published = reader.word(edge, slot)
+    if run_of(published) != run or number_of(published) == VOID:
+        return ""
+    try:
+        reader.layout(edge, slot, number_of(published))
+    except LayoutError as error:
+        return str(error)
+    return ""
 
 
 def _reason(generation: Generation, slot: int, words: list[int]) -> str:

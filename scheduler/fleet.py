@@ -227,11 +227,14 @@ class Fleet:
             one = worker.current
             dead = one.life.state == "dead"
             if dead:
+                one.ended.result()  # its death counts, and all were told
                 self._check_restart(worker)
                 spare, worker.spare = worker.spare, None
-                sessions = [number for number, listener in self._monitor.listeners.items() if listener.uses(one)]
+                listeners = list(self._monitor.listeners.items())
+                sessions = [number for number, listener in listeners if listener.uses(one)]
                 if spare is not None and spare.life.state != "dead":
-                    worker.current, promoted, worker.spare_deaths = spare, True, 0
+                    spare.ahead, worker.spare_deaths = False, 0
+                    worker.current, promoted = spare, True
                 else:
                     self._monitor.start_worker(worker)
                     promoted = False

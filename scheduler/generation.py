@@ -93,6 +93,7 @@ class Generation:
     random: frozenset[int] = frozenset()  # partitions that do not give the same twice
     refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
     spoilt: set[int] = field(default_factory=set)  # boards on which a worker wrote what cannot be
+    righted: dict[int, int] = field(default_factory=dict)  # such a board -> the last run begun before it was set right
 
     def close(self) -> None:
         """No worker will be given its segments any more. Idempotent."""

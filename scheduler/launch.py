@@ -74,7 +74,7 @@ def launch(one: Incarnation, endpoint: int, coordinator: int) -> None:
             "device": worker.device,
             "threads": worker.threads,
             "incarnation": one.number,
-            "spare": one is worker.spare,
+            "spare": one.ahead,
             "parent": os.getpid(),
             "wrapped": bool(spec.wrap),
             "limits": {"memory": spec.memory_limit, "cpus": spec.cpus, "nice": spec.nice, "core": spec.debug},

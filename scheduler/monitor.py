@@ -40,7 +40,7 @@ from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
-from outrider.shm.progress import RUN, Doing
+from outrider.shm.progress import RUN, STOP, Doing
 
 log = logging.getLogger("outrider.fleet")
 
@@ -82,11 +82,14 @@ class Listener(Protocol):
 
 
 class Monitor(threading.Thread):
-    """Owns a fleet's sockets and processes. `shutdown` is idempotent, ends the thread, and leaves nothing behind."""
+    """Owns a fleet's sockets and processes. `shutdown` is idempotent, ends the thread, and leaves nothing behind.
+
+    All descriptors are opened by the thread itself: no signal's handler is called there, so that none is lost half-way.
+    `start` waits for that, and raises ProviderUnavailableError when the system refuses them.
+    """
 
     def __init__(self, start_deadline: float) -> None:
         super().__init__(name="outrider-monitor", daemon=True)
-        check_descriptors()
         self.start_deadline = start_deadline
         self.patience = STOP_SECONDS
         self.workers: list[Worker] = []
@@ -96,22 +99,21 @@ class Monitor(threading.Thread):
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap: (when, order, what)
         self._order = itertools.count()
-        with contextlib.ExitStack() as made:  # to be undone if the rest of it fails
-            self._wake = Doorbell()
-            made.callback(self._wake.close)
-            self._pidfd = os.pidfd_open(os.getpid())
-            made.callback(os.close, self._pidfd)
-            self._socket = ControlSocket()
-            made.pop_all()
+        self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._closing = False
         self._ended = False
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket.router, zmq.POLLIN)
-        self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._watched: dict[int, Callable[[], object]] = {}
         self.log_queue = LogQueue()
         self._log = self.log_queue.logger(log.name)
         self._oom_kills = OomKills()
+
+    def start(self) -> None:
+        try:
+            super().start()
+            self._opened.result()
+        except BaseException:  # KeyboardInterrupt: the thread may come or not; it would find nothing to do
+            self._closing = True
+            raise
 
     # From any thread ------------------------------------------------------------------------------------------------
     def call(self, action: Callable[[], None]) -> None:
@@ -174,6 +176,7 @@ class Monitor(threading.Thread):
     def start_spare(self, worker: Worker) -> Incarnation:
         """Start the worker's next incarnation ahead."""
         worker.spare = one = worker.next_incarnation()
+        one.ahead = True
         self.call(lambda: self._spawn(one))
         return one
 
@@ -187,20 +190,25 @@ class Monitor(threading.Thread):
         """Have all workers asked to stop, and killed after `patience` seconds."""
         if not self._closing:
             self._closing = True
-            self.call(self._stop_all)
+            if self.ident is not None:
+                self.call(self._stop_all)
 
     def shutdown(self) -> None:
         """`stop`, wait for the end of the thread, and leave nothing behind."""
         if os.getpid() != self._owner:
             return  # a forked child has neither the thread nor the right
         self.stop()
-        if self.ident is None:  # never started
-            self._close()
-        else:
+        if self.ident is not None:
             self.join()
 
     # On the monitor's thread ----------------------------------------------------------------------------------------
     def run(self) -> None:
+        try:
+            self._open()
+        except BaseException as error:  # whoever starts this thread raises it
+            self._opened.set_exception(error)
+            return
+        self._opened.set_result(None)
         try:
             StallWarnings(self).look()
             self._serve()
@@ -211,8 +219,21 @@ class Monitor(threading.Thread):
         finally:
             self._close()
 
+    def _open(self) -> None:
+        check_descriptors()
+        with contextlib.ExitStack() as made:  # to be undone if the rest of it fails
+            self._wake = Doorbell()
+            made.callback(self._wake.close)
+            self._pidfd = os.pidfd_open(os.getpid())
+            made.callback(os.close, self._pidfd)
+            self._socket = ControlSocket()
+            made.pop_all()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket.router, zmq.POLLIN)
+        self._poller.register(self._wake.fileno(), zmq.POLLIN)
+
     def _serve(self) -> None:
-        while True:
+        while not (self._closing and all(one.life.state == "dead" for one in self._incarnations())):
             for fd, _ in self._poller.poll(self._timeout()):
                 if fd is self._socket.router:
                     self._receive()
@@ -222,8 +243,6 @@ class Monitor(threading.Thread):
                     self._watched[fd]()
             self._do_calls()
             self._check_deadlines()
-            if self._closing and all(one.life.state == "dead" for one in self._incarnations()):
-                return
 
     def _do_calls(self) -> None:
         while True:
@@ -278,6 +297,8 @@ class Monitor(threading.Thread):
 
         if one.life.state == "starting":
             dumps.then(self, one, tell, keep=True)
+        elif seconds < STOP_SECONDS and one.doing().kind == STOP:  # hurried, but it is not busy: its provider closes
+            one.deadline = (time.monotonic() + STOP_SECONDS - seconds, STOP_SECONDS)
         else:
             self._tell(one, lifecycle.Late(seconds))
 
@@ -438,14 +459,14 @@ class Monitor(threading.Thread):
     def _bury(self, one: Incarnation) -> None:
         worker, doing = one.worker, one.doing()
         assert one.facts is not None
-        listeners = list(self.listeners.values()) if one is worker.current else []
+        listeners = [] if one.ahead else list(self.listeners.values())
         told = [found for found in [listener.on_dying(one, doing) for listener in listeners] if found is not None]
         if told:
             one.facts = dataclasses.replace(one.facts, partition=told[0][0], nodes=told[0][1])
         elif doing.kind == RUN:  # it had just ended
             one.facts = dataclasses.replace(one.facts, phase="idle", partition=None, step=None)
         one.death = story.died(one.facts)
-        if one is not worker.current:
+        if one.ahead:
             worker.spare_deaths += 1
         elif not one.spared:
             worker.deaths += 1
@@ -455,7 +476,7 @@ class Monitor(threading.Thread):
                 self._replies.pop(key).set_exception(one.death.again())
         for listener in listeners:
             listener.on_death(one)
-        if one is not worker.current:
+        if one.ahead:
             self._log.warning("the spare of worker %s died: %s", worker.name, one.death)
             for listener in list(self.listeners.values()):
                 listener.on_spare_lost(worker)

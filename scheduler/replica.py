@@ -38,6 +38,7 @@ from outrider.shm.errors import OutriderError
 from outrider.shm.progress import RUN, Doing
 from outrider.shm.spin import Spin
 
+LAST_WORDS_SECONDS = 0.2  # for a message that a worker sent before it died
 FAILURE_SECONDS = 30.0  # between a void word and the message that explains it
 STORIES = 256  # of runs whose callers had left
 
@@ -151,6 +152,8 @@ class Replica:
         self.attempts: dict[int, list[WorkerDiedError]] = {}  # run -> deaths that it has survived
         self._baselines: dict[int, list[int]] = {}  # board -> its done words when its worker began to serve
         self._well: dict[int, int] = {}  # board -> how many runs had ended well then
+        # board -> the runs in flight when its present worker took over, and the death of the one before
+        self._heirs: dict[int, tuple[set[int], WorkerDiedError | None]] = {}
         self._stories: dict[int, tuple[int, OutriderError]] = {}  # run -> board of who tells it, and what
         self._lock = threading.Lock()  # in `with`: a signal within Condition.__enter__ would leave it locked for ever
         self._told = threading.Condition(self._lock)
@@ -231,6 +234,7 @@ class Replica:
                     self.stalled.add(board)
             if fresh:
                 self.supervise(self, generation.number, one)
+                self.stir()
                 if self.ended:
                     self.wake()  # what waits for it does so in vain
 
@@ -275,6 +279,7 @@ class Replica:
         self._baselines[board] = self._done_words(generation, board)
         self._well[board] = self._ended_well()
         self.stalled.discard(board)
+        self._heirs[board] = {run for _, run in self.flights()}, generation.sides[board].serving.death
         generation.sides[board].serving = one
         if one.death is not None:
             self.on_death(one)
@@ -350,6 +355,7 @@ class Replica:
             self.generation = generation
             self._settle()
         self._well = dict.fromkeys(generation.sides, self._ended_well())
+        self._heirs.clear()
         for side in generation.sides.values():  # one that died before the generation was here was told of to nobody
             if side.serving.death is not None:
                 self.on_death(side.serving)
@@ -417,10 +423,14 @@ class Replica:
         with self._lock:
             generation = self.generation
             assert generation is not None
-            serving = {board: side.serving for board, side in generation.sides.items()}
-            told = self._told.wait_for(
-                lambda: run in self._stories or run in self._verdicts or self.closed, FAILURE_SECONDS
-            )
+
+            def told() -> bool:
+                return run in self._stories or run in self._verdicts or self.closed
+
+            self._told.wait_for(lambda: told() or self._silenced(slot, run) is not None, FAILURE_SECONDS)
+            silenced = self._silenced(slot, run)
+            if silenced is not None:
+                self._told.wait_for(told, LAST_WORDS_SECONDS)
             if run in self._verdicts:
                 return self._verdicts.pop(run)
             teller, found = self._stories.pop(run, (0, None))
@@ -428,13 +438,22 @@ class Replica:
             return blame.broken_edge(self, slot, run, teller, found)
         if found is not None:
             return found
-        if told:
+        if self.closed:
             return closed_error("session", "the session was closed while a run was failing")
+        if silenced is not None:
+            return same_again(silenced)
         partition, board = first_void(generation, slot.index, run) or (0, generation.dones[0][0])
-        if generation.sides[board].serving is not serving[board] or serving[board].death is not None:
-            return WorkerDiedError("a run failed, and the worker that knows why has died", nodes=[])
         reason = f"it is void, and nobody said why for {FAILURE_SECONDS:g} s"
         return blame.broken(self, board, f"partition {partition}", reason)
+
+    def _silenced(self, slot: Slot, run: int) -> OutriderError | None:
+        """The death of the worker that made a run void, which may have taken the reason with it."""
+        generation = self.generation
+        found = None if generation is None else first_void(generation, slot.index, run)
+        if found is None or generation is None:
+            return None
+        runs, death = self._heirs.get(found[1], ((), None))
+        return death if run in runs else generation.sides[found[1]].serving.death
 
     def _ended_well(self) -> int:
         """How many runs of this replica have."""

@@ -21,9 +21,10 @@ from dataclasses import replace
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire.failures import first_names
 from outrider.scheduler import recovery, story
+from outrider.scheduler.blame import misread
 from outrider.scheduler.closing import closed_error
 from outrider.scheduler.errors import OutriderError, WorkerDiedError
-from outrider.scheduler.evidence import set_right
+from outrider.scheduler.evidence import set_right, unreadable
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.replica import Outage, Replica, Slot
@@ -263,8 +264,11 @@ class Supervisor:
             if one.number != incarnation:
                 return recovery.Lost(board, 0.0)
             if board in generation.spoilt:
-                set_right(generation, board)
+                generation.righted[board] = set_right(generation, board)
                 generation.spoilt.discard(board)
+            for slot, run, value, reason in unreadable(generation, board, self.replica.flights()):
+                generation.righted[board] = max(run, generation.righted.get(board, 0))
+                self.replica.end(slot, run, misread(one.worker.name, value, reason))
             self.replica.about_to_serve(board, one)
             try:
                 self.deployer.resume(generation, board, one, self.replica.flights())

@@ -35,7 +35,8 @@ class Incarnation:
 
     `ready` resolves when it has said Hello, or fails with ProviderUnavailableError; `ended`
     when it is gone and all were told. `killed`: why the coordinator ended
-    it, if it did, and `spared`: without blame. `facts` and `death`: once it has died without being asked to.
+    it, if it did, and `spared`: without blame. `ahead`: it is a spare. `facts` and `death`: once it has died without
+    being asked to.
     """
 
     def __init__(self, worker: Worker, number: int) -> None:
@@ -55,6 +56,7 @@ class Incarnation:
         self.deadline: tuple[float, float] | None = None  # (monotonic time, seconds it was)
         self.killed = ""
         self.spared = False
+        self.ahead = False
         self.muster = Muster()
         self.facts: Facts | None = None  # of its end
         self.death: WorkerDiedError | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 
 import msgpack
@@ -203,6 +204,22 @@ def void_without_a_story():
     raise ArithmeticError("nobody will know")
 
 
+def void_and_death():
+    """Fail, and die before anybody is told why."""
+    loaded = session()
+    board, dones = loaded._board, {lane.partition.done for lane in loaded._lanes.values()}
+    void = board.void
+
+    def changed(edge, slot, run):
+        void(edge, slot, run)
+        if edge in dones:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    board.void = changed
+    instead(messages.Failed, lambda message: None)
+    raise ArithmeticError("nobody will know")
+
+
 def failed(**fields):
     def act():
         loaded = session()
@@ -278,6 +295,7 @@ RUNS = {
     "error: an edge in words": fails_as("BrokenEdgeError", value=3, board="b", edge=[], reason=None),
     "error: an edge that is right": fails_as("BrokenEdgeError", value="y", board=1, edge=0, reason="so"),
     "void without a story": void_without_a_story,
+    "void and death": void_and_death,
     "record: version": record(0, 0),
     "record: kind": record(1, 9),
     "record: encoded": record(1, 2),

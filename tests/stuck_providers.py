@@ -15,7 +15,7 @@ from outrider.providers.contract import Claim, Provider
 class Stuck(Provider):
     """Claims Relu. `where`: 'setup', 'claim', 'compile', 'run', 'close'; `how`: 'sleeps', 'holds the lock', 'stops'.
 
-    With `armed` it gets stuck only while that file exists.
+    With `armed` it gets stuck only while that file exists. It sleeps for `seconds`, and makes the file `then` at last.
     """
 
     def setup(self, context):
@@ -33,7 +33,9 @@ class Stuck(Provider):
         elif how == "holds the lock":
             ctypes.PyDLL(None).sleep(600)
         else:
-            time.sleep(600)
+            time.sleep(self.options.get("seconds", 600))
+        if "then" in self.options:
+            open(self.options["then"], "w").close()
 
     def claim(self, graph):
         self._reach("claim")

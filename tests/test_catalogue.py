@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from outrider.scheduler import InferenceSession, errors
+from outrider.scheduler import InferenceSession, SessionOptions, errors
 from tests.builders import model, node, tensor
+from tests.gates import end
 from tests.leaks import worker_pids
 
 pytestmark = pytest.mark.fast
@@ -62,7 +62,8 @@ FAULTS: dict[str, tuple[tuple[Any, ...], type[Exception], str]] = {
 
 def test_after_each_error_the_same_session_is_right(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
-    with InferenceSession(MODEL, providers=[(MOODY, {"closed": str(closed)}), "cpu"]) as session:
+    options = SessionOptions(replay=False, fallback=False)
+    with InferenceSession(MODEL, providers=[(MOODY, {"closed": str(closed)}), "cpu"], options=options) as session:
 
         def good() -> None:
             for _ in range(2):
@@ -75,23 +76,26 @@ def test_after_each_error_the_same_session_is_right(tmp_path: Path) -> None:
                     session.run(*arguments)
                 assert type(caught.value) is error, what
                 assert words in str(caught.value), what
-            good()
+                good()
         with pytest.raises(errors.ClaimBrokenError) as broken:
             session.run(*FAULTS["a shape that does not compile"][0])
         assert (broken.value.provider, broken.value.nodes) == (MOODY, ["mine"])
         assert broken.value.reason == "ValueError: no 13 rows"
         assert "in compile" in broken.value.remote_traceback
-        # A worker that cannot be started anew, until it can.
+        # A worker that cannot be started anew, until it can and somebody asks for that.
         closed.touch()
         with pytest.raises(errors.WorkerDiedError):
             session.run(*FAULTS["worker dies"][0])
         for _ in range(2):
-            with pytest.raises(errors.ProviderUnavailableError, match="closed today"):
+            with pytest.raises(errors.ProviderUnavailableError, match="closed today") as caught:
                 session.run(None, GOOD)
-        closed.unlink()
-        good()
+            assert (caught.value.provider, caught.value.seconds) == (MOODY, None)
+            closed.unlink(missing_ok=True)
         health = session.health()
-        assert (health[MOODY]["deaths"], health["cpu"]["deaths"]) == (3, 0)
+        assert (health[MOODY]["state"], health[MOODY]["deaths"], health["cpu"]["deaths"]) == ("failed", 3, 0)
+        session.restart(MOODY)
+        good()
+        assert (session.health()[MOODY]["state"], session.health()[MOODY]["incarnation"]) == ("ready", 5)
 
 
 def test_two_sizes_of_one_symbol_and_the_next_good_feed() -> None:
@@ -113,14 +117,10 @@ def test_a_file_of_weights_that_is_gone_when_a_worker_starts_anew_and_then_is_ba
     with InferenceSession(str(tmp_path / "m.onnx")) as session:
         session.run(None, {"x": x})
         (tmp_path / "w.bin").rename(tmp_path / "moved")
-        os.kill(worker_pids()[0], signal.SIGKILL)
-        seen = set()
+        end(worker_pids()[0])
         for _ in range(3):
-            with pytest.raises(errors.OutriderError) as caught:
-                while True:  # the death may be seen before or while this runs
-                    session.run(None, {"x": x})
-            seen.add(type(caught.value))
-        assert seen - {errors.WorkerDiedError}
+            with pytest.raises(errors.WeightFileChangedError) as caught:
+                session.run(None, {"x": x})
         assert "w.bin" in str(caught.value)
         (tmp_path / "moved").rename(tmp_path / "w.bin")
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], [1, 2, 3, 4])

@@ -336,3 +336,22 @@ def test_sessions_of_a_fleet_are_blamed_each_for_its_own() -> None:
                 np.testing.assert_allclose(session.run(None, {"x": X})[0], -np.exp(-X), rtol=1e-5)
             (held,) = fleet.health()["chaos"]["quarantined"]
             assert held["nodes"] == ["m1"]
+
+
+@pytest.mark.parametrize("fault", ["stale_reference", "wild_reference"])
+def test_who_reads_what_is_spoilt_is_never_blamed(fault: str) -> None:
+    """Several runs in flight find the board spoilt; some tell when the worker has been replaced already."""
+    operators = ["Neg", "Abs"] * 6
+    providers = [chaos(fault=fault, node="n0", at=3, claims=["Neg"], incarnations=[1, 2]), "cpu"]
+    with InferenceSession(chain(*operators), providers=providers, options=SessionOptions(max_in_flight=4)) as session:
+        feeds = [np.full((rows, 4), rows, np.float32) for rows in (1, 2, 3, 4) * 6]
+        futures = [session.run_async(None, {"x": x}) for x in feeds]
+        failed = 0
+        for x, future in zip(feeds, futures, strict=True):
+            try:
+                np.testing.assert_array_equal(future.result(ENOUGH)[0], x)
+            except errors.ProviderContractError as error:
+                assert error.provider == "chaos", error
+                failed += 1
+        assert failed >= 1
+        assert session.health()["cpu"]["deaths"] == 0

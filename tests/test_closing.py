@@ -355,22 +355,13 @@ def test_ctrl_c_at_any_moment_of_close_and_close_again() -> None:
             assert moment > 5
 
 
-SETUP = (
-    "session.py",
-    "fleet.py",
-    "monitor.py",
-    "deploy.py",
-    "placement.py",
-    "supervisor.py",
-    "trace.py",
-    "resources.py",
-)
+SETUP = ("session", "fleet", "monitor", "deploy", "placement", "supervisor", "trace", "resources")
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own fleet", "shared fleet"])
 def test_ctrl_c_at_any_moment_of_the_constructor(shared: bool) -> None:
     """Nothing is left of what was made so far, and a fleet goes on."""
-    files = tuple(f"scheduler/{name}" for name in SETUP)
+    files = tuple(f"scheduler/{name}.py" for name in SETUP)
     with Fleet(["cpu"]) as fleet:
         before = snapshot()
         for moment in moments():

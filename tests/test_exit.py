@@ -98,11 +98,7 @@ def no_worker_survives() -> Iterator[None]:
 
 QUIET: dict[str, tuple[str, int]] = {
     "idle": ("ready()", 0),
-    "a closed session": ("session.close(); ready()", 0),
-    "sys.exit": ("ready(); sys.exit(7)", 7),
-    "os._exit": ("ready(); os._exit(8)", 8),
     "os._exit in a run": ("arm(); in_thread(forever); reached(); ready(); os._exit(9)", 9),
-    "a daemon thread runs": ("in_thread(forever); time.sleep(0.05); ready()", 0),
     "daemon threads in a run that hangs": ("arm(); [in_thread(forever) for _ in range(4)]; reached(); ready()", 0),
     "a thread is joined": ("in_thread(lambda: [session.run(None, {'x': x}) for _ in range(99)], False); ready()", 0),
     "run_async in flight": (
@@ -159,6 +155,17 @@ def test_busy_workers_get_a_moment_at_exit_all_together(tmp_path: Path) -> None:
     assert 0.5 <= float(out) < 5
 
 
+def test_a_provider_may_close_in_its_own_time_at_exit(tmp_path: Path) -> None:
+    text = (
+        "session.close(); stuck[1].update(where='close', seconds=1.5, then=mark + '.closed'); session = made(); "
+        "arm(); ready()"
+    )
+    script = Script(text, tmp_path)
+    script.ready()
+    assert script.end() == (0, "", "")
+    assert (tmp_path / "mark.closed").exists()
+
+
 def test_after_the_exit_has_begun_a_session_is_closed_and_close_does_nothing(tmp_path: Path) -> None:
     """A function registered with `atexit` before the import of outrider runs after all sessions were closed."""
     text = (
@@ -204,7 +211,6 @@ def test_a_signal_that_ends_the_process_ends_its_workers(name: str, busy: bool, 
 
 
 INTERRUPTED: dict[str, str] = {
-    "in a run": "ready(); forever()",
     "in a run that hangs": "arm(); ready(); session.run(None, {'x': x})",
     "in a run that hangs, in a with": "with session:\n    arm(); ready(); session.run(None, {'x': x})",
     "in the constructor": "ready(); print(made())",

@@ -73,6 +73,7 @@ CALLS: dict[str, Callable[[InferenceSession], object]] = {
     "stats": lambda s: s.stats(),
     "start_trace": lambda s: s.start_trace(),
     "stop_trace": lambda s: s.stop_trace("/tmp/trace.json"),
+    "restart": lambda s: s.restart("cpu"),
     "another session": lambda s: InferenceSession(chain("Neg"), options=SessionOptions(fleet=s._fleet)),
 }
 

@@ -92,6 +92,7 @@ def _end_resource_tracker() -> None:
     resource_tracker._resource_tracker._stop()
 
 
+@pytest.mark.fast
 def test_what_belongs_to_this_process_says_so() -> None:
     with Fleet(["cpu"]) as fleet, InferenceSession(CHAIN, options=SessionOptions(fleet=fleet)) as session:
         future = session.run_async(None, {"x": X})
@@ -136,6 +137,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("options", OPTIONS, ids=repr)
 @pytest.mark.parametrize("way", WAYS, ids=["pickle", "copy", "deepcopy"])
 def test_options_travel(options: Any, way: Callable[[Any], Any]) -> None:

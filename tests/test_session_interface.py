@@ -62,18 +62,6 @@ def test_signatures_are_those_of_the_design(what: Any) -> None:
     assert told(inspect.signature(what)) == SIGNATURES[what]
 
 
-def test_methods_that_are_not_built_yet_say_so_by_name() -> None:
-    calls: dict[str, tuple[Any, ...]] = {
-        "restart": ("cpu",),
-    }  # fmt: skip
-    with InferenceSession(chain("Relu")) as session:
-        for name, arguments in calls.items():
-            with pytest.raises(errors.UnsupportedOptionError, match=name) as caught:
-                getattr(session, name)(*arguments)
-            assert caught.value.option == f"InferenceSession.{name}"
-        np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.maximum(X, 0))
-
-
 def held() -> Any:
     """y = If(c){Neg(x)}else{Abs(x)}; the nodes of the bodies are `pick/then/neg` and `pick/else/#0`."""
     bodies = [helper.make_graph([node("Neg", "x", "t", "neg")], "then", [], [tensor("t", None)]),

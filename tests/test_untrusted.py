@@ -166,6 +166,18 @@ def test_a_void_value_that_nobody_explains_blames_who_made_it(stage: Stage, monk
             stage.blamed(session, how, "nobody said why")
 
 
+def test_the_reason_of_a_void_value_may_die_with_its_worker(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "FAILURE_SECONDS", 10 * ENOUGH)  # not waited for
+    for operators in (["Relu"], ["Relu", "Neg"]):
+        with stage.open(chain(*operators)) as session:
+            stage.settle(session)
+            stage.order.write_text("void and death")
+            with pytest.raises(errors.WorkerDiedError) as caught:
+                session.run(None, {"x": BAD})
+            assert caught.value.provider == SPEC
+            stage.settle(session)
+
+
 def test_a_message_out_of_place_ends_who_sends_it(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     with stage.open(chain("Relu")) as session:
         for how in MESSAGES:

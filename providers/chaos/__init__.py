@@ -176,7 +176,6 @@ class ChaosProgram(Program):
         self.unit = unit
         self.compiled = compiled
         self.runs = 0
-        self._spoilt: dict[int, Published] = {}  # by run slot
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         """See `Program.bind`. For results that are wrong in form it asks for no place and returns them as values."""
@@ -195,8 +194,6 @@ class ChaosProgram(Program):
             due, late = provider.due("run", self.runs), provider.options.late
             if due and not late and fault != "refuse_compile":
                 provider.misbehave("run", self.runs)
-            if published is not None and published.slot in self._spoilt:
-                self._spoilt.pop(published.slot).mend()
             returned = [own.get(i, value) for i, value in enumerate(run(values))]
             if due and late and fault != "refuse_compile":
                 provider.misbehave("run", self.runs)
@@ -204,7 +201,6 @@ class ChaosProgram(Program):
                 returned = _wrong(fault, returned)
             if due and published is not None:
                 published.spoil(fault)
-                self._spoilt[published.slot] = published
             provider.rests(ran=True)
             return returned
 

@@ -47,41 +47,25 @@ class Published:
     def __init__(self) -> None:
         binder, frame = next(_callers(lambda one: hasattr(one, "_board") and hasattr(one, "outputs")))
         self._board = binder._board
-        self.slot: int = frame.f_locals["slot"]
+        self._slot: int = frame.f_locals["slot"]
         self._edges = [port.edge for port in binder.outputs]
-        self._spoilt: list[tuple[int, int]] = []  # (word, what was there)
 
     def spoil(self, fault: str) -> None:
         """'stale_reference': the board seems to be of another generation; 'wild_reference': values lie nowhere.
 
-        Outputs without a fixed place are spared. `mend` undoes it.
+        Outputs without a fixed place are spared. It stays like that.
         """
+        words = self._board.words
         if fault == "stale_reference":
-            self._write(_GENERATION, self._board.words[_GENERATION] + 1)
+            words[_GENERATION] += 1
         for record in self._records():
             if fault == "wild_reference":
-                self._write(record + _OFFSET, _FAR)
-            self._new_version(record)
-
-    def mend(self) -> None:
-        """All words as they were, under new versions."""
-        if self._spoilt:
-            for at, value in self._spoilt:
-                self._board.words[at] = value
-            self._spoilt.clear()
-            for record in self._records():
-                self._new_version(record)
+                words[record + _OFFSET] = _FAR
+            self._board._version += 1
+            words[record] = self._board._version
 
     def _records(self) -> list[int]:
         """Where the records of all layouts are that the outputs have had in this slot."""
         numbers = range(1, _NUMBERS + 1)
-        found = (self._board.version_at(edge, self.slot, number) for edge in self._edges for number in numbers)
+        found = (self._board.version_at(edge, self._slot, number) for edge in self._edges for number in numbers)
         return [at for at, version in found if version]
-
-    def _write(self, at: int, value: int) -> None:
-        self._spoilt.append((at, self._board.words[at]))
-        self._board.words[at] = value
-
-    def _new_version(self, record: int) -> None:
-        self._board._version += 1
-        self._board.words[record] = self._board._version
