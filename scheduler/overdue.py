@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.providers.wire.failures import first_names
-from outrider.providers.wire.messages import CANCEL
+from outrider.providers.wire.messages import CANCEL, START
 from outrider.scheduler.dumps import SECONDS, end_with_stack, stacks
 from outrider.scheduler.errors import RunTimeoutError
 from outrider.shm.board import run_of
-from outrider.shm.progress import IDLE, RUN, same_session
+from outrider.shm.progress import IDLE, RUN, Doing, same_session
 
 if TYPE_CHECKING:
     from outrider.scheduler.generation import Generation
@@ -72,20 +72,24 @@ def working(slot: Slot, run: int) -> list[Working]:
         if progress is None or not side.serving.alive:
             continue
         doing = progress.read()
+        own = doing.kind == RUN and same_session(doing.session, slot.replica.deployer.session)
         number: int | None
-        if doing.kind == IDLE:
+        if doing.kind == IDLE or (own and _ended(generation, board, doing)):
             number, step = _next(generation, board, slot.index, run), None
-        elif (
-            doing.kind == RUN
-            and doing.slot == slot.index
-            and same_session(doing.session, slot.replica.deployer.session)
-        ):
+        elif own and doing.slot == slot.index:
             number, step = doing.partition, doing.step
         else:
             continue
         if number in generation.partitions_of[board] and run_of(generation.done(number, slot.index)) != run:
             found.append(Working(side.serving, number, step, generation.partition_nodes[number]))
     return found
+
+
+def _ended(generation: Generation, board: int, doing: Doing) -> bool:
+    """Whether the partition that a worker shows has served its run: it may have been stopped before it said so there."""
+    if doing.partition not in generation.partitions_of[board] or doing.slot >= generation.blueprint.slots:
+        return False
+    return run_of(generation.done(doing.partition, doing.slot)) == run_of(generation.word(0, START, doing.slot))
 
 
 def _next(generation: Generation, board: int, slot: int, run: int) -> int | None:
