@@ -86,7 +86,7 @@ def working(slot: Slot, run: int) -> list[Working]:
 
 
 def _ended(generation: Generation, board: int, doing: Doing) -> bool:
-    """Whether the partition that a worker shows has served its run: it may have been stopped before it said so there."""
+    """Whether the partition that a worker shows has served its run: it may have been stopped right after that."""
     if doing.partition not in generation.partitions_of[board] or doing.slot >= generation.blueprint.slots:
         return False
     return run_of(generation.done(doing.partition, doing.slot)) == run_of(generation.word(0, START, doing.slot))
