@@ -21,8 +21,6 @@ from outrider.tools.device_items import ROLES, add_model
 from tests import fake_cupy
 from tests.oracle import run_ort
 
-pytestmark = pytest.mark.fast
-
 Check = Callable[..., tuple[int, dict[str, Any], str]]
 
 

@@ -64,7 +64,7 @@ inner = graphs(leaves)
 outer = nodes(plain | inner | st.lists(inner, min_size=1, max_size=2), st.none() | lists(leaves))
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(graphs(outer))
 def test_round_trip(graph: Graph) -> None:
     body = msgpack.packb(pack_graph(graph))
