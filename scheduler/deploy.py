@@ -210,7 +210,8 @@ class Deployer:
         except concurrent.futures.CancelledError as error:
             raise closed_error("session", "the session was closed") from error
         except TimeoutError as error:
-            raise end_late(self.fleet.monitor, one, f"it did not {what} within {self.deadline:g} s") from error
+            reason = f"it did not {what} within {self.deadline:g} s"
+            raise end_late(self.fleet.monitor, one, reason, self.session) from error
         finally:
             self._waiting.discard(future)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.providers.contract import ProviderUnavailableError
-from outrider.shm.progress import START
+from outrider.shm.progress import RUN, START, same_session
 from outrider.shm.stackfile import DUMP_SIGNAL, KEPT_BYTES
 
 if TYPE_CHECKING:
@@ -126,13 +126,18 @@ def end_with_stack(
         monitor.call(begin)
 
 
-def end_late(monitor: Monitor, one: Incarnation, reason: str) -> ProviderUnavailableError:
-    """Kill a worker that did not answer in time, and return the error that says so, with its stack. Not on the
-    monitor's thread."""
+def end_late(monitor: Monitor, one: Incarnation, reason: str, session: int) -> ProviderUnavailableError:
+    """Kill a worker that did not answer a session in time, and return the error that says so, with its stack.
+
+    One that is at a run of another session only has that before it, and is left alone. Not on the monitor's thread.
+    """
+    name, doing = one.worker.name, one.doing()
+    if doing.kind == RUN and not same_session(doing.session, session):
+        reason += ": it was at a run of another session on this fleet"
+        return ProviderUnavailableError(f"provider {name} is not available: {reason}", provider=name, reason=reason)
     (stack,) = stacks(monitor, [one], keep=True)
     monitor.kill(one, reason)
     story = f". Its Python stack:\n{stack}" if stack else ""
-    name = one.worker.name
     return ProviderUnavailableError(f"provider {name} was ended: {reason}{story}", provider=name, reason=reason)
 
 

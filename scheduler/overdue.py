@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from outrider.shm.progress import IDLE, RUN, Doing, same_session
 if TYPE_CHECKING:
     from outrider.scheduler.generation import Generation
     from outrider.scheduler.monitor import Monitor
-    from outrider.scheduler.replica import Slot
+    from outrider.scheduler.replica import Replica, Slot
     from outrider.scheduler.watching import Watch
     from outrider.scheduler.worker import Incarnation
 
@@ -53,6 +54,7 @@ class Working:
         """An entry of `RunTimeoutError.running`."""
         return {
             "provider": self.one.worker.name,
+            "device": self.one.worker.device,
             "incarnation": self.one.number,
             "partition": self.partition,
             "nodes": list(self.nodes),
@@ -109,6 +111,45 @@ def give_up(slot: Slot, run: int) -> None:
     generation.board.publish(CANCEL, slot.index, run, 1)
     monitor = _monitor(slot)
     monitor.call_later(GRACE, lambda: _end_those_at(monitor, slot, run))
+
+
+def end_those_of(replica: Replica, provider: str, reason: str) -> None:
+    """End the runs that a provider's worker is at, and the worker, which is not to blame. On the monitor's thread."""
+    for slot in replica.slots:
+        run = slot.pending
+        for one in working(slot, run) if run else ():
+            if one.one.worker.name == provider and one.step is not None:
+                error = RunCancelledError(f"the run was cancelled: {reason}", reason=reason)
+                replica.end(slot.index, run, error)
+                _end(slot, run, one, reason, spared=True)
+
+
+def end_after_close(replica: Replica) -> None:
+    """The session is being closed on a fleet that goes on: what its workers are at is given up, and ended if need be.
+
+    Its runs have no callers any more, and soon it has no generation: the progress record tells whether a worker is
+    still at it, as no other session of the fleet has its number.
+    """
+    generation, monitor = replica.generation, replica.deployer.fleet.monitor
+    session = replica.deployer.session
+    if generation is None:
+        return
+    for slot in replica.slots:
+        if slot.pending:
+            generation.board.publish(CANCEL, slot.index, slot.pending, 1)
+    for side in generation.sides.values():
+        one = side.serving
+
+        def still(one: Incarnation = one) -> bool:
+            doing = one.doing()
+            return one.alive and doing.kind == RUN and same_session(doing.session, session)
+
+        def end(one: Incarnation = one, still: Callable[[], bool] = still) -> None:
+            reason = f"its session was closed {GRACE:g} s before, and what it ran for it did not come to an end"
+            end_with_stack(monitor, one, reason, still, spared=True)
+
+        if still():
+            monitor.call_later(GRACE, end)
 
 
 def wait(slot: Slot, run: int, watch: Watch) -> None:

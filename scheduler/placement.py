@@ -382,7 +382,7 @@ class Placer:
             return future.result(one.worker.patience(self.options.claim_deadline))
         except TimeoutError as error:
             reason = f"it did not answer what it claims within {self.options.claim_deadline:g} s"
-            raise end_late(self.deployer.fleet.monitor, one, reason) from error
+            raise end_late(self.deployer.fleet.monitor, one, reason, self.deployer.session) from error
 
     def _ask_again(self, position: int, death: WorkerDiedError, packed: dict[str, Any]) -> messages.Claims | None:
         """The claims of a worker that died when it was asked for them; None if the session goes on without it."""

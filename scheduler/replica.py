@@ -195,15 +195,7 @@ class Replica:
         generation, board = self.generation, one.worker.index + 1
         if generation is None or board not in generation.sides or generation.sides[board].serving is not one:
             return None
-        quarantine, name = self.deployer.fleet.quarantine, one.worker.name
-        before, now = self._baselines.get(board, []), self._done_words(generation, board)
-        partitions = sorted(generation.partitions_of[board])
-        well = self._ended_well() > self._well.get(board, 0)  # then its last words may be those of a run that failed
-        for position, (then, word) in enumerate(zip(before, now, strict=False)):
-            if well or (then != word and number_of(word) != VOID):
-                one.worker.restarts.completed()
-                partition = partitions[position // len(self.slots)]
-                quarantine.completed(self.placer.model, generation.partition_nodes[partition], name)
+        self._credit(generation, board, one)
         if doing.kind != RUN or doing.session != self.deployer.session or doing.slot >= len(self.slots):
             return None
         partition, slot = doing.partition, self.slots[doing.slot]
@@ -214,6 +206,18 @@ class Replica:
             return None
         self.dying[one] = recovery.Running(slot.index, run, partition, partition not in generation.random)
         return partition, generation.partition_nodes[partition]
+
+    def _credit(self, generation: Generation, board: int, one: Incarnation) -> None:
+        """What a worker has completed since it began to serve ends its row of deaths."""
+        quarantine, name = self.deployer.fleet.quarantine, one.worker.name
+        before, now = self._baselines.get(board, []), self._done_words(generation, board)
+        partitions = sorted(generation.partitions_of[board])
+        well = self._ended_well() > self._well.get(board, 0)  # then its last words may be those of a run that failed
+        for position, (then, word) in enumerate(zip(before, now, strict=False)):
+            if well or (then != word and number_of(word) != VOID):
+                one.worker.restarts.completed()
+                partition = partitions[position // len(self.slots)]
+                quarantine.completed(self.placer.model, generation.partition_nodes[partition], name)
 
     def uses(self, one: Incarnation) -> bool:
         """Whether a successor of this process is to serve the present generation."""
@@ -336,8 +340,12 @@ class Replica:
             slot.steady.clear()
             slot.repeated = slot.feeds = slot.targets = None
             slot.pending = 0
-        if self.generation is not None:
-            self.generation.close()
+        generation = self.generation
+        if generation is not None:
+            for board, side in generation.sides.items():
+                if side.serving.alive:
+                    self._credit(generation, board, side.serving)
+            generation.close()
         self.generation = None
 
     def install(self, blueprint: Blueprint, generation: Generation) -> None:

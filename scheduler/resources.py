@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from outrider.scheduler import overdue
 from outrider.scheduler.closing import Closing, closed_error
 from outrider.scheduler.trace import Tracing
 from outrider.shm.processes import fill_standard_streams
@@ -78,6 +79,8 @@ class Resources(Closing):
     def _leave(self, runner: Runner) -> None:
         def release() -> None:
             for replica in runner.replicas:
+                if self.own_fleet is None:
+                    overdue.end_after_close(replica)
                 replica.release()
 
         runner.slots.alone(release)  # callers have left

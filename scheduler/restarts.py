@@ -80,10 +80,18 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._deaths: dict[tuple[str, str, tuple[str, ...]], int] = {}  # (provider, model, nodes) -> deaths in a row
+        self._last: dict[tuple[str, str, tuple[str, ...]], int] = {}  # the same -> which death of the worker was last
 
-    def blame(self, model: str, nodes: Sequence[str], provider: str) -> bool:
-        """The provider's worker died while this partition was running. True if that is quarantined now."""
+    def blame(self, model: str, nodes: Sequence[str], provider: str, death: int | None = None) -> bool:
+        """The provider's worker died while this partition was running. True if that is quarantined now.
+
+        `death`: which one of its worker, counted from 1: one for which this partition was not to blame ends the row.
+        """
         key = (provider, model, tuple(nodes))
+        if death is not None:
+            if death - self._last.get(key, death) > 1 and self._deaths.get(key, 0) < QUARANTINED_AT:
+                self._deaths.pop(key, None)
+            self._last[key] = death
         self._deaths[key] = self._deaths.get(key, 0) + 1
         return self._deaths[key] >= QUARANTINED_AT
 

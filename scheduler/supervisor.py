@@ -116,6 +116,7 @@ class Supervisor:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_SECONDS)  # on a shared fleet a worker may take longer to start
+        self._died = self._mending = self._why = None  # they hold a generation
 
     # On its thread --------------------------------------------------------------------------------------------------
     def _serve(self) -> None:
@@ -195,7 +196,7 @@ class Supervisor:
         self._handle(recovery.Died(board, one.number, running, flights, wait, quarantined))
 
     def _blame(self, nodes: list[str], worker: Worker) -> bool:
-        return self.fleet.quarantine.blame(self.placer.model, nodes, worker.name)
+        return self.fleet.quarantine.blame(self.placer.model, nodes, worker.name, worker.deaths)
 
     def _story(self, of: recovery.Fail | recovery.Note) -> WorkerDiedError:
         """The last death, as the one that this run has to tell of."""
@@ -345,7 +346,7 @@ class Supervisor:
                     worker = next((one for one in blueprint.workers if one.name == error.provider), None)
                     if not self.options.fallback or worker is None or self.fleet.closed:
                         raise
-                    self.placer.notes.append(f"{worker.name} was ended: {error.reason}")
+                    self.placer.notes.append(f"{worker.name} goes without its part: {error.reason}")
                     late[worker] = str(error.reason)
                     continue
                 if generation.refused:
@@ -472,9 +473,6 @@ class Supervisor:
                     self._log.warning("a spare of worker %s refuses what it should load: %s", worker.name, reason)
         except (WorkerDiedError, ProviderUnavailableError) as error:
             self._log.warning("there is no spare of worker %s: %s", worker.name, str(error))
-            if isinstance(error, ProviderUnavailableError):  # a death is told of by the monitor
-                worker.spare_deaths += 1
-                self._on_spare_lost(worker)
 
 
 def _first_line(one: Incarnation) -> str:

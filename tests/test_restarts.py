@@ -143,3 +143,11 @@ def test_quarantine_is_monotone_until_released(events: list[tuple[str, tuple[str
     told = {(one["model"], tuple(one["nodes"]), provider) for provider in "pq" for one in quarantine.of(provider)}
     assert told == held()
     assert all(one["deaths"] >= 2 for provider in "pq" for one in quarantine.of(provider))
+
+
+def test_a_death_for_which_a_partition_is_not_to_blame_ends_its_row() -> None:
+    quarantine = Quarantine()
+    assert not quarantine.blame("m", ["a"], "own", 1)
+    assert not quarantine.blame("m", ["a"], "own", 3)  # the second was somebody else's
+    assert quarantine.blame("m", ["a"], "own", 4)
+    assert quarantine.blame("m", ["a"], "own", 9)  # what is quarantined stays so
