@@ -382,9 +382,9 @@ class InferenceSession:
     def restart(self, provider: str) -> None:
         """End a provider's worker, start it anew, and place the model as if it had never failed.
 
-        Deaths, back-off and quarantine of the provider are forgotten. Runs in flight end first; one at which
-        it still is after a second raises RunCancelledError. Raises
-        ProviderUnavailableError if the session has no such provider or it does not start, and the errors of planning.
+        Deaths, back-off and quarantine of the provider are forgotten. Runs in flight end first; one at which it still
+        is after a second raises RunCancelledError. Raises ProviderUnavailableError if the session has no such provider
+        or it does not start, and the errors of planning.
         """
         self._check_open()
         restart(provider, self._runner, self._resources.supervisors, self._fleet)
