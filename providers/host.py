@@ -193,11 +193,6 @@ class LoadedSession:
             compiled.append(made)
         return compiled
 
-    @property
-    def attached(self) -> bool:
-        """Whether it serves runs."""
-        return self._places is not None
-
     def attach(self, resume: Resume | None = None, successor: int = 0) -> None:
         """Take up the pen: make the lanes, and serve what is not done.
 

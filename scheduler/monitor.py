@@ -469,7 +469,6 @@ class Monitor(threading.Thread):
         if one.ahead:
             worker.spare_deaths += 1
         elif not one.spared:
-            worker.deaths += 1
             worker.restarts.died(time.monotonic())
         for key in [key for key in self._replies if key[0] is one]:
             with contextlib.suppress(concurrent.futures.InvalidStateError):  # who asked has left

@@ -35,7 +35,7 @@ from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.board import VOID, number_of, run_of
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import OutriderError
-from outrider.shm.progress import RUN, Doing
+from outrider.shm.progress import RUN, Doing, same_session
 from outrider.shm.spin import Spin
 
 LAST_WORDS_SECONDS = 0.2  # for a message that a worker sent before it died
@@ -196,7 +196,7 @@ class Replica:
         if generation is None or board not in generation.sides or generation.sides[board].serving is not one:
             return None
         self._credit(generation, board, one)
-        if doing.kind != RUN or doing.session != self.deployer.session or doing.slot >= len(self.slots):
+        if doing.kind != RUN or not same_session(doing.session, self.deployer.session) or doing.slot >= len(self.slots):
             return None
         partition, slot = doing.partition, self.slots[doing.slot]
         run = slot.pending

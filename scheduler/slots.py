@@ -181,10 +181,9 @@ class Slots(Generic[T]):
         """
         mine: list[Hold[T]] | None = None
         try:
-            for mine in map(self.take_all, (items,)):  # noqa: B007  a call could be interrupted when it has returned
+            for mine in map(self.take_all, (items,)):  # a call could be interrupted when it has returned
                 result = work()
-            assert mine is not None
-            self._give_all(mine)
+                self._give_all(mine)
         except BaseException:
             if mine is not None:
                 self._give_all(mine)

@@ -130,7 +130,6 @@ class Worker:
         self.spec = spec
         self.threads = threads
         self.bell = Doorbell()  # the same one for every incarnation
-        self.deaths = 0
         self.spare_deaths = 0
         self.restarts = Restarts()
         self.started = 0  # incarnations
@@ -154,6 +153,11 @@ class Worker:
         """A new one, which nobody knows yet."""
         self.started += 1
         return Incarnation(self, self.started)
+
+    @property
+    def deaths(self) -> int:
+        """How often an incarnation died without being asked to; spares are not counted."""
+        return self.restarts.deaths
 
     # Of the present incarnation --------------------------------------------------------------------------------------
     @property
