@@ -27,6 +27,8 @@ from outrider.providers.contract import (
 from outrider.providers.cpu.arena import Scratch
 from outrider.providers.cpu.claims import offers
 from outrider.providers.cpu.growth import ACTIONS
+from outrider.providers.cpu.native import FAMILIES, Library, NativeError, load
+from outrider.providers.cpu.native.blas import single_thread
 from outrider.providers.cpu.program import CpuProgram
 
 __all__ = ["CpuProgram", "CpuProvider"]
@@ -35,7 +37,9 @@ __all__ = ["CpuProgram", "CpuProvider"]
 class CpuProvider(Provider):
     """Serves ONNX on the CPU. `threads` of the context go to the kernels.
 
-    One option, `reshape` (bool, True): programs for new shapes are made from earlier ones where that saves work.
+    Options: `reshape` (bool, True): programs for new shapes are made from earlier ones where that saves work.
+    `compiled` (bool or names of families, joined by '+'; True): which compiled kernels are used. Without a library, and
+    if it is False, everything runs in NumPy; `stats()` says so.
     """
 
     merge = True
@@ -47,16 +51,19 @@ class CpuProvider(Provider):
         self._cancelled: Callable[[], bool] = lambda: False
         self._programs: list[CpuProgram] = []
         self._scratch: Scratch | None = None
+        self._library: Library | None = None
+        self._without = ""  # why there is no library
 
     def setup(self, context: Context) -> None:
         """Raises ProviderUnavailableError for an unknown option, and for a value that an option does not take."""
-        unknown = sorted(set(context.options) - {"reshape"})
+        unknown = sorted(set(context.options) - {"compiled", "reshape"})
         if unknown:
             names = ", ".join(unknown)
             raise ProviderUnavailableError(
-                f"the cpu provider has no option {names}; remove it, or write 'reshape'",
+                f"the cpu provider has no option {names}; remove it, or write 'compiled' or 'reshape'",
                 provider="cpu", reason=f"unknown option {names}",
             )  # fmt: skip
+        families = _families(context.options.get("compiled", True))
         reshape = context.options.get("reshape", True)
         if not isinstance(reshape, bool):
             raise ProviderUnavailableError(
@@ -65,6 +72,15 @@ class CpuProvider(Provider):
             )  # fmt: skip
         self._reshape = reshape
         self._threads, self._trace, self._cancelled = context.threads, context.trace, context.cancelled
+        try:
+            if families:
+                self._library = load(families, context.threads)
+                single_thread()
+            else:
+                self._without = "the option compiled says so"
+        except NativeError as reason:
+            self._without = str(reason)
+            context.logger.warning("the cpu provider runs in NumPy only: %s", reason)
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
         """One claim per node that is served, reasons for the others."""
@@ -74,7 +90,9 @@ class CpuProvider(Provider):
         """Raises ClaimBrokenError when a node of the unit is not served after all."""
         if self._scratch is None:
             self._scratch = Scratch()
-        program = CpuProgram(unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled)
+        program = CpuProgram(
+            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library
+        )
         self._programs.append(program)
         return program
 
@@ -87,7 +105,8 @@ class CpuProvider(Provider):
     def stats(self) -> Mapping[str, Any]:
         """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound in each run, bytes.
 
-        `reshaped`: bindings by how they were made (`growth.py`).
+        `reshaped`: bindings by how they were made (`growth.py`). `compiled`: the families of compiled kernels in use,
+        and what they were compiled for, or why there are none.
         """
         operators: Counter[str] = Counter()
         reshaped = Counter(dict.fromkeys(ACTIONS, 0))
@@ -102,10 +121,33 @@ class CpuProvider(Provider):
             "reshaped": dict(reshaped),
             "unbound_nodes": sum(program.unbound_nodes for program in self._programs),
             "arena_bytes": 0 if self._scratch is None else self._scratch.mark,
+            "compiled": self._compiled(),
         }
+
+    def _compiled(self) -> Mapping[str, Any]:
+        library = self._library
+        if library is None:
+            return {"families": [], "reason": self._without}
+        return {"families": sorted(library.families), "target": library.target, "threads": library.threads}
 
     def close(self) -> None:
         """Give all memory back."""
         self._programs.clear()
         if self._scratch is not None:
             self._scratch.trim(0)
+        if self._library is not None:
+            self._library.stop()
+
+
+def _families(option: Any) -> tuple[str, ...]:
+    """Raises ProviderUnavailableError for what `compiled` does not take."""
+    if isinstance(option, bool):
+        return FAMILIES if option else ()
+    names = tuple(option.split("+")) if isinstance(option, str) else ()
+    if not names or not set(names) <= set(FAMILIES):
+        raise ProviderUnavailableError(
+            f"the cpu provider's option compiled is {option!r}; write True, False or families out of "
+            f"{', '.join(FAMILIES)}, joined by '+'",
+            provider="cpu", reason=f"compiled={option!r}",
+        )  # fmt: skip
+    return names

@@ -20,6 +20,7 @@ from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
 from outrider.providers.cpu.items import LATE, LATE_ITEM, Item
 from outrider.providers.cpu.modes import immediate
+from outrider.providers.cpu.native import merged
 from outrider.providers.cpu.records import BOUND, Record
 from outrider.providers.wire.failures import fail
 
@@ -101,14 +102,20 @@ class Binding:
 
     def _line(self) -> tuple[Callable[[], Any], ...]:
         """The bound steps, and between two groups of them a look whether the run goes on."""
+        return tuple(call for call, _ in self._calls())
+
+    def _calls(self) -> list[tuple[Callable[[], Any], int]]:
+        """What the line consists of, each with the position of its first bound step; -1 for a look.
+
+        Calls of the compiled library that follow one another are one.
+        """
         steps = self._bound_steps()
-        if len(steps) <= self._group:
-            return tuple(steps)
-        line: list[Callable[[], Any]] = []
+        line: list[tuple[Callable[[], Any], int]] = []
         for start in range(0, len(steps), self._group):
-            line += steps[start : start + self._group]
-            line.append(self.code.stop_if_cancelled)
-        return tuple(line[:-1])
+            if start:
+                line.append((self.code.stop_if_cancelled, -1))
+            line += merged(steps[start : start + self._group], start)
+        return line
 
     def _bound_steps(self) -> list[Callable[[], Any]]:
         return [*itertools.chain.from_iterable([record.steps for record in self.records]), *self._ending]
@@ -157,9 +164,8 @@ class Binding:
             for step in steps:
                 step()
         except Exception as cause:
-            groups, at = divmod(len(self.steps) - operator.length_hint(steps) - 1, self._group + 1)
-            looked = at == self._group  # and the run was cancelled
-            self._failed(None if looked else self._owners[groups * self._group + at], cause)
+            _, first = self._calls()[len(self.steps) - operator.length_hint(steps) - 1]
+            self._failed(None if first < 0 else self._owners[first], cause)  # a look: the run was cancelled
         for late, dead in zip(self.late, self._releases, strict=True):
             self.code.stop_if_cancelled()
             late(env, self)

@@ -20,6 +20,7 @@ from outrider.providers.contract import ClaimBrokenError, Node, RunCancelledErro
 from outrider.providers.cpu.claims import serve
 from outrider.providers.cpu.items import KNOWN, Item
 from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
+from outrider.providers.cpu.native import Library
 from outrider.providers.wire.graph import Graph
 
 ABSENT = -1  # the number of an omitted input or an unnamed output
@@ -63,7 +64,7 @@ class Block:
 class Code:
     """A compiled unit, before any signature is known. `reshape`: bindings are made from earlier ones.
 
-    `cancelled`: whether the present run was cancelled, see `Context`.
+    `cancelled`: whether the present run was cancelled, see `Context`. `library`: the compiled kernels, if there are.
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class Code:
         trace: Trace | None = None,
         reshape: bool = True,
         cancelled: Callable[[], bool] = lambda: False,
+        library: Library | None = None,
     ) -> None:
         self.trace = Trace() if trace is None else trace
         self.reshape = reshape
         self.cancelled = cancelled
+        self.library = library
         self.names: list[str] = []
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)

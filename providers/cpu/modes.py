@@ -11,7 +11,7 @@ import numpy as np
 from outrider.providers.cpu.arena import LARGE, Region
 from outrider.providers.cpu.blocks import ABSENT, Code, Op
 from outrider.providers.cpu.items import FIXED, KNOWN, Item, Root
-from outrider.providers.cpu.kernels.frame import Bind, Dynamic
+from outrider.providers.cpu.kernels.frame import Bind, Dynamic, order_of, ordered
 from outrider.providers.cpu.records import BOUND, Record, Taken
 from outrider.providers.wire.failures import fail
 from outrider.shm import memory
@@ -62,7 +62,8 @@ class BoundMode(Bind):
     """The frame's bound mode: addresses are fixed now, steps are recorded."""
 
     def __init__(self, binder: Binder, op: Op, items: Sequence[Item | None], memory: OpMemory, final: bool) -> None:
-        super().__init__(op.step, [None if item is None else item.value for item in items], binder.threads)
+        values = [None if item is None else item.value for item in items]
+        super().__init__(op.step, values, binder.threads, binder.code.library)
         self.binder = binder
         self.op = op
         self.items = items
@@ -82,7 +83,7 @@ class BoundMode(Bind):
         item = self.items[i]
         return item is None or item.state == KNOWN
 
-    def out(self, i: int, shape: Iterable[int], dtype: Any) -> np.ndarray:
+    def out(self, i: int, shape: Iterable[int], dtype: Any, order: Sequence[int] | None = None) -> np.ndarray:
         kind = np.dtype(dtype)
         if kind.hasobject:
             raise Dynamic  # strings have no fixed size
@@ -91,7 +92,8 @@ class BoundMode(Bind):
         target = self.binder.target(number)
         root = None
         if target is None:
-            array, root = self.memory.take(_value_name(self.op, i), dims, kind)
+            array = ordered(dims, order, lambda shape: self.memory.take(_value_name(self.op, i), shape, kind)[0])
+            root = self.memory.taken[-1].root
         elif self.final:
             array = self.binder.place(target, self.op.step.outputs[i].dtype, dims, kind)
         else:
@@ -108,10 +110,12 @@ class BoundMode(Bind):
             root = self._dying(source, kind)
         self.reused.append(root)
         if root is None:
-            return self.out(i, x.shape, kind)
+            return self.out(i, x.shape, kind, order_of(x))
         scratch = self.binder.region.scratch
-        same = x.dtype == kind and x.flags.writeable
-        array = x if same else scratch.array(address_of(x) - scratch.base, kind, x.shape)
+        array = x
+        if x.dtype != kind or not x.flags.writeable:
+            offset = address_of(x) - scratch.base
+            array = ordered(x.shape, order_of(x), lambda shape: scratch.array(offset, kind, shape))
         self.made[i] = Item(FIXED, array, root)
         return array
 
@@ -120,7 +124,9 @@ class BoundMode(Bind):
         item = self.items[source]
         assert item is not None
         root, x = item.root, item.value
-        if root is None or root in self.reused or kind.itemsize != x.dtype.itemsize or not x.flags.c_contiguous:
+        if root is None or root in self.reused or kind.itemsize != x.dtype.itemsize:
+            return None
+        if not x.flags.c_contiguous and order_of(x) is None:
             return None
         mine = [other.value for other in self.items if other is not None and other.root is root]
         if self.memory.dies(len(self.reused), root, len(mine)) and all(_same_memory(other, x) for other in mine):
@@ -139,9 +145,9 @@ class BoundMode(Bind):
     def dynamic(self) -> None:
         raise Dynamic
 
-    def scratch(self, shape: Iterable[int], dtype: Any) -> np.ndarray:
-        name = f"scratch memory of {self.op.origin.name}"
-        return self.memory.take(name, tuple(int(d) for d in shape), np.dtype(dtype))[0]
+    def scratch(self, shape: Iterable[int], dtype: Any, order: Sequence[int] | None = None) -> np.ndarray:
+        name, kind = f"scratch memory of {self.op.origin.name}", np.dtype(dtype)
+        return ordered(tuple(int(d) for d in shape), order, lambda dims: self.memory.take(name, dims, kind)[0])
 
     def packed(self, key: str, i: int, make: Callable[[np.ndarray], Any]) -> Any:
         array = self.const(i)
@@ -181,19 +187,19 @@ class RunMode(Bind):
     """The frame's immediate mode, with memory checked before it is taken and packed weights kept."""
 
     def __init__(self, around: Surroundings, op: Op, inputs: Sequence[Any]) -> None:
-        super().__init__(op.step, inputs, around.threads)
+        super().__init__(op.step, inputs, around.threads, around.code.library)
         self.around = around
         self.op = op
 
-    def out(self, i: int, shape: Iterable[int], dtype: Any) -> np.ndarray:
+    def out(self, i: int, shape: Iterable[int], dtype: Any, order: Sequence[int] | None = None) -> np.ndarray:
         dims = tuple(int(d) for d in shape)
         check(_value_name(self.op, i), dims, np.dtype(dtype))
-        return super().out(i, dims, dtype)
+        return super().out(i, dims, dtype, order)
 
-    def scratch(self, shape: Iterable[int], dtype: Any) -> np.ndarray:
+    def scratch(self, shape: Iterable[int], dtype: Any, order: Sequence[int] | None = None) -> np.ndarray:
         dims = tuple(int(d) for d in shape)
         check(f"scratch memory of {self.op.origin.name}", dims, np.dtype(dtype))
-        return super().scratch(dims, dtype)
+        return super().scratch(dims, dtype, order)
 
     def is_const(self, i: int) -> bool:
         # As in the bound mode, so that an op computes the same way in both.

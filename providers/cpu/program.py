@@ -14,6 +14,7 @@ from outrider.providers.cpu.binding import Binding
 from outrider.providers.cpu.blocks import Code
 from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
 from outrider.providers.cpu.lineage import Lineage
+from outrider.providers.cpu.native import Library
 
 
 class CpuProgram(Program):
@@ -27,9 +28,10 @@ class CpuProgram(Program):
         trace: Trace | None = None,
         reshape: bool = True,
         cancelled: Callable[[], bool] = lambda: False,
+        library: Library | None = None,
     ) -> None:
         nodes = (*unit.constant_nodes, *unit.nodes)
-        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled)
+        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled, library)
         self.bound = 0
         self.unbound_nodes = 0
         self._lineage = Lineage(self.code, self.code.top, scratch, threads)

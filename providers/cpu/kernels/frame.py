@@ -23,7 +23,12 @@ So one function serves both modes, and rules keep it honest:
 - results have exactly the shape and dtype ONNX says; outputs beyond `b.outputs` are not asked for;
 - the same inputs (shapes, dtypes, addresses, contents where known) give the same steps, and steps keep nothing from run
   to run: what a node gave is used again while its inputs are the same (random operators: `deterministic=False`);
-- strides of inputs must not show in the bits of results: where a routine depends on them, use `b.contiguous(x)`.
+- strides of inputs must not show in the bits of results: where a routine depends on them, use `b.contiguous(x)`;
+- memory order is the producer's choice: shapes are always ONNX's, `order` says how the memory lies (channels last for
+  images). An output of the unit is C-contiguous whatever was asked for, so look at the strides of what you got.
+
+Two implementations: where `b.compiled(family)` gives the library, its kernels may do the work, by `b.step(library.call(
+name, tasks, ...))`; where it is None the same values come from NumPy, within the bound that the kernel documents.
 
 `parse` is called with the node when it is claimed and again when it is bound, so what is claimed can be compiled; it
 raises `Unsupported(reason)` for what the kernel does not take, and its result reaches the kernel as `p` (None without
@@ -38,6 +43,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from outrider.providers.cpu.native import Library
 from outrider.providers.wire.dtypes import is_raw, numpy_dtype
 from outrider.providers.wire.graph import Node
 
@@ -61,11 +67,12 @@ class Bind:
     maps and strings. `outputs`: how many leading outputs exist; `wanted(i)` tells whether output i has a name.
     """
 
-    def __init__(self, node: Node, inputs: Sequence[Any], threads: int = 1) -> None:
+    def __init__(self, node: Node, inputs: Sequence[Any], threads: int = 1, library: Library | None = None) -> None:
         self.node = node
         self.inputs = list(inputs)
         self.outputs = len(node.outputs)
         self.threads = threads
+        self.library = library
         self.results: list[Any] = [None] * self.outputs
 
     # What the node says --------------------------------------------------------------------------------------------
@@ -80,6 +87,11 @@ class Bind:
     def out_dtype(self, i: int = 0) -> np.dtype[Any]:
         """The numpy dtype the graph declares for output i (ValueError if the graph does not know it)."""
         return numpy_dtype(self.node.outputs[i].dtype)
+
+    def compiled(self, family: str) -> Library | None:
+        """The compiled kernels if this family of them is there and switched on."""
+        library = self.library
+        return library if library is not None and family in library.families else None
 
     # Inputs --------------------------------------------------------------------------------------------------------
     def has(self, i: int) -> bool:
@@ -101,19 +113,22 @@ class Bind:
         return True
 
     # Outputs -------------------------------------------------------------------------------------------------------
-    def out(self, i: int, shape: Iterable[int], dtype: Any) -> np.ndarray:
-        """The place of output i: writable, C-contiguous, contents undefined until a step fills it."""
-        place = np.empty(tuple(int(d) for d in shape), np.dtype(dtype))
+    def out(self, i: int, shape: Iterable[int], dtype: Any, order: Sequence[int] | None = None) -> np.ndarray:
+        """The place of output i: writable, dense, contents undefined until a step fills it.
+
+        `order`: the axes, outermost in memory first; C order if None, and for outputs of the unit.
+        """
+        place = ordered(tuple(int(d) for d in shape), order, lambda dims: np.empty(dims, np.dtype(dtype)))
         self.set(i, place)
         return place
 
     def reuse(self, i: int, source: int, dtype: Any = None) -> np.ndarray:
-        """Like `out` with the shape of input `source` (and its dtype unless given), in its memory where it dies here.
+        """Like `out` with the shape and memory order of input `source`, in its memory where it dies here.
 
         Only for steps that may read and write the same array element by element (ufuncs).
         """
         x = self.array(source)
-        return self.out(i, x.shape, x.dtype if dtype is None else dtype)
+        return self.out(i, x.shape, x.dtype if dtype is None else dtype, order_of(x))
 
     def view(self, i: int, array: np.ndarray) -> None:
         """Output i is this view of an input (transpose, slice, squeeze): no step, no memory."""
@@ -139,9 +154,9 @@ class Bind:
             self.results[i] = item
 
     # Memory and work -----------------------------------------------------------------------------------------------
-    def scratch(self, shape: Iterable[int], dtype: Any) -> np.ndarray:
-        """Writable C-contiguous memory for this node's steps only; others use it afterwards."""
-        return np.empty(tuple(int(d) for d in shape), np.dtype(dtype))
+    def scratch(self, shape: Iterable[int], dtype: Any, order: Sequence[int] | None = None) -> np.ndarray:
+        """Writable dense memory for this node's steps only, in C order or `order`; others use it afterwards."""
+        return ordered(tuple(int(d) for d in shape), order, lambda dims: np.empty(dims, np.dtype(dtype)))
 
     def packed(self, key: str, i: int, make: Callable[[np.ndarray], Any]) -> Any:
         """`make(const(i))`, made once per unit and shared by all signatures (prepacked weights). Raises Dynamic."""
@@ -170,6 +185,29 @@ class Bind:
     def step(self, fn: Callable[..., Any], *args: Any) -> None:
         """Work of every run: `fn(*args)`, result ignored. `np.add` and its like take the output as last positional."""
         fn(*args)
+
+
+def ordered(
+    shape: tuple[int, ...], order: Sequence[int] | None, make: Callable[[tuple[int, ...]], np.ndarray]
+) -> np.ndarray:
+    """An array of this shape whose memory, C-contiguous from `make(dims)`, has its axes in `order`."""
+    if order is None:
+        return make(shape)
+    back = sorted(range(len(order)), key=lambda axis: order[axis])
+    return make(tuple(shape[axis] for axis in order)).transpose(back)
+
+
+def order_of(x: np.ndarray) -> tuple[int, ...] | None:
+    """The axes of `x`, outermost in memory first; None for C order, and where the memory is not dense."""
+    if x.flags.c_contiguous or not x.size:
+        return None
+    order = tuple(sorted(range(x.ndim), key=lambda axis: (-x.strides[axis], axis)))
+    return order if x.transpose(order).flags.c_contiguous else None
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """The order [N, *spatial, C] of a value [N, C, *spatial]."""
+    return (0, *range(2, rank), 1)
 
 
 @dataclass(frozen=True)
