@@ -22,6 +22,7 @@ def _by_taps(windows: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
     for k, tap in enumerate(np.ndindex(windows.shape[1 : 1 + rank])):
         np.add(y, windows[(slice(None), *tap)][:, None] * w[:, :, k].reshape(column), y)
 
+
 @dataclass(frozen=True)
 class _Band:
     """A block of a depthwise convolution; `cropped`: the part of `product` that goes to `out` (None: it lies there)."""
