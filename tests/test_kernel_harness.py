@@ -9,7 +9,7 @@ import kernel_harness
 import numpy as np
 import pytest
 from kernel_harness import check
-from kernel_libraries import libraries, why_not
+from native_library import libraries, why_not
 
 from outrider.providers.cpu.kernels.frame import KERNELS, Bind, kernel
 
@@ -26,7 +26,7 @@ class Pretended:
         self.threads = threads
         self.used = frozenset[str]()
 
-    families = ("copy",)
+    families = ("conv",)
 
     def forget(self) -> None:
         self.used = frozenset()
@@ -43,12 +43,12 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     KERNELS.pop(("test.domain", "Twice"), None)
 
 
-def twice(compiled: Any, declared: str = "copy") -> None:
+def twice(compiled: Any, declared: str = "conv") -> None:
     """Register an operator that doubles; `compiled(x, y, threads)` is what its compiled implementation does."""
 
     @kernel("Twice", domain="test.domain", compiled=declared or ())
     def bind(b: Bind, p: None) -> None:
-        x, library = b.array(0), b.compiled("copy")
+        x, library = b.array(0), b.compiled("conv")
         y = b.out(0, x.shape, x.dtype)
         if library is None:
             b.step(np.multiply, x, 2, y)
@@ -81,7 +81,7 @@ def test_a_wrong_compiled_kernel_fails(fault: str) -> None:
 
 def test_a_family_that_is_not_declared_fails() -> None:
     twice(lambda x, y, threads: np.multiply(x, 2, y), declared="")
-    with pytest.raises(AssertionError, match=r"Twice uses frozenset\(\{'copy'\}\)"):
+    with pytest.raises(AssertionError, match=r"Twice uses frozenset\(\{'conv'\}\)"):
         check("Twice", [X], domain="test.domain", oracle=[X * 2])
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from outrider.providers.cpu.native import FAMILIES, Library, NativeError, load
 from outrider.providers.cpu.native.calls import Call
 
-SHARED = 3  # threads that share each call in the second of the two libraries
+THREADS = 3  # of the second of the two libraries
+TASKS = 7  # into which it shares each call, however small, if there are so many items
 VARIABLE = "OUTRIDER_TEST_KERNELS"  # path of a library that is tested in place of the one that is loaded here
 
 
@@ -25,7 +26,7 @@ class _Asked(frozenset[str]):
 
 
 class Watched(Library):
-    """A library that knows which kernels were called; on several threads it shares all work, however small."""
+    """A library that knows which kernels were called; on several threads it makes TASKS of all work."""
 
     def __init__(self, path: Path, threads: int) -> None:
         super().__init__(path, FAMILIES, threads)
@@ -38,7 +39,7 @@ class Watched(Library):
         return super().call(name, tasks, *args)
 
     def tasks(self, items: int, nanoseconds: float, each: int = 1) -> int:
-        return max(1, min(items, self.threads * each))
+        return max(1, min(items, 1 if self.threads == 1 else TASKS))
 
     def forget(self) -> None:
         """What was called and asked for so far does not count."""
@@ -53,13 +54,13 @@ class Watched(Library):
 
 @cache
 def libraries() -> tuple[Watched, Watched] | None:
-    """The compiled kernels on one thread and on SHARED; None where there are none (`why_not` says why)."""
+    """The compiled kernels on one thread and on THREADS; None where there are none (`why_not` says why)."""
     chosen = os.environ.get(VARIABLE)
     try:
         path = Path(chosen) if chosen else load().path
     except NativeError:
         return None
-    return Watched(path, 1), Watched(path, SHARED)
+    return Watched(path, 1), Watched(path, THREADS)
 
 
 def why_not() -> str:
