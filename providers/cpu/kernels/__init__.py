@@ -3,7 +3,9 @@
 from outrider.providers.cpu.kernels import activations as activations
 from outrider.providers.cpu.kernels import binary as binary
 from outrider.providers.cpu.kernels import casting as casting
+from outrider.providers.cpu.kernels import columns as columns
 from outrider.providers.cpu.kernels import convolution as convolution
+from outrider.providers.cpu.kernels import detection as detection
 from outrider.providers.cpu.kernels import elementwise as elementwise
 from outrider.providers.cpu.kernels import indexing as indexing
 from outrider.providers.cpu.kernels import matmul as matmul
@@ -14,6 +16,7 @@ from outrider.providers.cpu.kernels import random as random
 from outrider.providers.cpu.kernels import recurrent as recurrent
 from outrider.providers.cpu.kernels import reductions as reductions
 from outrider.providers.cpu.kernels import resize as resize
+from outrider.providers.cpu.kernels import sampling as sampling
 from outrider.providers.cpu.kernels import shapes as shapes
 from outrider.providers.cpu.kernels import signal as signal
 from outrider.providers.cpu.kernels import strings as strings
