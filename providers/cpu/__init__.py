@@ -106,14 +106,17 @@ class CpuProvider(Provider):
         """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound in each run, bytes.
 
         `reshaped`: bindings by how they were made (`growth.py`). `compiled`: the families of compiled kernels in use,
-        and what they were compiled for, or why there are none.
+        and what they were compiled for, or why there are none. `steps`: bound steps of the latest bindings, by compiled
+        kernel, or `numpy`.
         """
         operators: Counter[str] = Counter()
+        steps: Counter[str] = Counter()
         reshaped = Counter(dict.fromkeys(ACTIONS, 0))
         for program in self._programs:
             served = {op.origin.name: op.origin.label for op in program.code.ops if op.reference}
             operators.update(served.values())
             reshaped.update(program.reshaped)
+            steps.update(program.kernels)
         return {
             "reference_nodes": sum(operators.values()),
             "reference_ops": dict(sorted(operators.items())),
@@ -122,6 +125,7 @@ class CpuProvider(Provider):
             "unbound_nodes": sum(program.unbound_nodes for program in self._programs),
             "arena_bytes": 0 if self._scratch is None else self._scratch.mark,
             "compiled": self._compiled(),
+            "steps": dict(sorted(steps.items())),
         }
 
     def _compiled(self) -> Mapping[str, Any]:
