@@ -103,7 +103,7 @@ def _celu(x: np.ndarray, alpha: np.ndarray, y: np.ndarray) -> None:
 
 
 def _thresholded_relu(x: np.ndarray, alpha: np.ndarray, y: np.ndarray) -> None:
-    np.copyto(y, np.where(x <= alpha, np.float32(0), x))
+    np.copyto(y, np.where(x > alpha, x, np.float32(0)))
 
 
 def _rsqrt(x: np.ndarray, y: np.ndarray) -> None:

@@ -99,7 +99,7 @@ INLINE v8 selu(v8 a, v8 alpha, v8 gamma) { return gamma * elu(a, alpha); }
 INLINE v8 celu(v8 a, v8 alpha) { return max8(zero(), a) + min8(zero(), alpha * expm1_8(a / alpha)); }
 INLINE v8 softsign(v8 a) { return a / (1.0f + abs8(a)); }
 INLINE v8 mish(v8 a) { return a * tanh8(softplus8(a)); }
-INLINE v8 thresholded_relu(v8 a, v8 alpha) { return select8(a <= alpha, zero(), a); }
+INLINE v8 thresholded_relu(v8 a, v8 alpha) { return select8(a > alpha, a, zero()); }
 INLINE v8 sign(v8 a) { return select8(a > 0.0f, all8(1.0f), select8(a < 0.0f, all8(-1.0f), a)); }
 INLINE v8 less(v8 a, v8 b) { return truth(a < b); }
 INLINE v8 less_or_equal(v8 a, v8 b) { return truth(a <= b); }
