@@ -60,12 +60,12 @@ def _in_numpy(b: Bind, program: Program, inputs: Sequence[np.ndarray]) -> None:
         operands = [values[int(k)] for k in numbers]
         shape = np.broadcast_shapes(*(x.shape for x in operands))
         dying = [values[int(k)] for k in set(numbers) if int(k) >= len(inputs) and last[int(k)] == i]
+        fitting = order if order is not None and len(order) == len(shape) else None
+        free = [x for x in (*dying, *spare) if x.shape == shape]
         if i == len(program) - 1:
-            y = b.out(0, shape, np.float32, order if order is not None and len(order) == len(shape) else None)
+            y = b.out(0, shape, np.float32, fitting)
         else:
-            y = next((x for x in (*dying, *spare) if x.shape == shape), None)
-            if y is None:
-                y = b.scratch(shape, np.float32, order if order is not None and len(order) == len(shape) else None)
+            y = free[0] if free else b.scratch(shape, np.float32, fitting)
         spare = [x for x in (*spare, *dying) if x is not y]
         if y.size:
             _RECORDERS[str(name)](b, *operands, y)
