@@ -45,14 +45,14 @@ def has_avx2() -> bool:
     return {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "abm"} <= flags
 
 
-def sources() -> list[Path]:
-    """All C files and headers, sorted."""
-    return sorted((*SOURCE.glob("*.c"), *SOURCE.glob("*.h")))
+def sources(folder: Path = SOURCE) -> list[Path]:
+    """All C files and headers of a folder, sorted."""
+    return sorted((*folder.glob("*.c"), *folder.glob("*.h")))
 
 
-def compile_to(path: Path, compiler: str, flags: tuple[str, ...]) -> None:
-    """Compile the sources into `path`, atomically. Raises BuildError."""
-    units = [str(file) for file in sources() if file.suffix == ".c"]
+def compile_to(path: Path, compiler: str, flags: tuple[str, ...], folder: Path = SOURCE) -> None:
+    """Compile the sources of a folder into `path`, atomically. Raises BuildError."""
+    units = [str(file) for file in sources(folder) if file.suffix == ".c"]
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=path.parent) as scratch:
         made = Path(scratch) / path.name
