@@ -138,3 +138,47 @@ def test_quantization_of_com_microsoft() -> None:
         check("DequantizeLinear", [q, scale(3), values(dtype, 3)], domain=MS, axis=0)
 
 
+@pytest.mark.parametrize(("bits", "zeros"), [(4, "none"), (4, "packed"), (4, "float"), (8, "none"), (8, "packed")])
+def test_matmul_nbits(bits: int, zeros: str) -> None:
+    depth, features, size = 40, 6, 16
+    count = -(-depth // size)
+    w, s = values("uint8", features, count, size * bits // 8), scale(features, count)
+    x = RNG.standard_normal((2, 3, depth)).astype(np.float32)
+    attributes = {"K": depth, "N": features, "bits": bits, "block_size": size}
+    inputs: list[Any] = [x, w, s]
+    if zeros == "packed":
+        inputs.append(values("uint8", features, -(-count * bits // 8)))
+    elif zeros == "float":
+        inputs.append(np.asarray(RNG.uniform(0, 2**bits, (features, count)), np.float32))
+    check("MatMulNBits", inputs, domain=MS, atol=2e-4, **attributes)
+    if zeros != "float":
+        bias = RNG.standard_normal(features).astype(np.float32)
+        full = [*inputs, *[None] * (5 - len(inputs)), bias]
+        check("MatMulNBits", full, domain=MS, atol=2e-4, **attributes)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("by_column", [False, True])
+def test_dynamic_quantize_lstm(direction: str, dtype: str, by_column: bool) -> None:
+    steps, batch, size, hidden = 5, 2, 6, 4
+    d = 2 if direction == "bidirectional" else 1
+    columns = (4 * hidden,) if by_column else ()
+
+    def weights(depth: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        zero = np.zeros((d, *columns), dtype) if dtype == "int8" else np.full((d, *columns), 64, dtype)
+        return half(dtype, d, depth, 4 * hidden), [scale(d, *columns, least=0.005), zero]
+
+    w, w_scale = weights(size)
+    r, r_scale = weights(hidden)
+    x = RNG.standard_normal((steps, batch, size)).astype(np.float32)
+    bias = RNG.standard_normal((d, 8 * hidden)).astype(np.float32)
+    states = [RNG.standard_normal((d, batch, hidden)).astype(np.float32) for _ in range(2)]
+    attributes = {"direction": direction, "hidden_size": hidden}
+    tolerance = {"rtol": 1e-5, "atol": 1e-5, "outputs": 3, "domain": MS}
+    check("DynamicQuantizeLSTM", [x, w, r, bias, None, *states, None, *w_scale, *r_scale], **tolerance, **attributes)
+    check("DynamicQuantizeLSTM", [x, w, r, *[None] * 5, *w_scale, *r_scale], **tolerance, **attributes)
+    lengths = np.array([3, 5], np.int32)
+    peephole = RNG.standard_normal((d, 3 * hidden)).astype(np.float32)
+    inputs = [x, w, r, bias, lengths, *states, peephole, *w_scale, *r_scale]
+    check("DynamicQuantizeLSTM", inputs, **tolerance, clip=2.0, **attributes)

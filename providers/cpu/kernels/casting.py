@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.support import axis_of, clamp, convert
+from outrider.providers.cpu.kernels.support import convert
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Node
 

@@ -96,7 +96,8 @@ def _unary(b: Bind, function: _FUNCTION) -> None:
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
-        return np.float32(1) / (np.float32(1) + np.exp(-x))
+        result: np.ndarray = np.float32(1) / (np.float32(1) + np.exp(-x))
+    return result
 
 
 @kernel("QLinearSigmoid", domain="com.microsoft", dtypes={0: _BYTES})
@@ -201,7 +202,7 @@ def _choose(condition: np.ndarray, x: np.ndarray, other: np.ndarray, y: np.ndarr
 
 @kernel("QLinearWhere", domain="com.microsoft", dtypes={1: _BYTES, 4: _BYTES})
 def qlinear_where(b: Bind, p: None) -> None:
-    """com.microsoft QLinearWhere-1: condition, X, scale, zero point, Y, scale, zero point, scale and zero point of Z."""
+    """com.microsoft QLinearWhere-1: condition, X, scale, zero point, Y, scale, zero point, those of Z."""
     condition, dtype = b.array(0), b.array(1).dtype
     z = b.out(0, np.broadcast_shapes(condition.shape, b.array(1).shape, b.array(4).shape), dtype)
     places = [b.scratch(b.array(i).shape, dtype) for i in (1, 4)]
@@ -255,13 +256,11 @@ def _counts(g: Geometry, count_padding: bool) -> np.ndarray:
     inside = np.zeros(tuple(max(e, f + s + a) for e, f, s, a in zip(g.extent, g.begin, g.spatial, g.end, strict=True)))
     wide = g.end if count_padding else (0,) * len(g.end)
     inside[
-        tuple(
-            slice(0 if count_padding else f, f + s + a) for f, s, a in zip(g.begin, g.spatial, wide, strict=True)
-        )
+        tuple(slice(0 if count_padding else f, f + s + a) for f, s, a in zip(g.begin, g.spatial, wide, strict=True))
     ] = 1
     windows = sliding(inside[None, None], g)[0, 0]
-    counts = windows.sum(axis=tuple(range(len(g.kernel))))
-    return np.maximum(counts, 1).astype(np.float32)
+    counts: np.ndarray = windows.sum(axis=tuple(range(len(g.kernel))))
+    return np.asarray(np.maximum(counts, 1), np.float32)
 
 
 def _dequantize(x: np.ndarray, given: Scale, out: np.ndarray) -> None:
@@ -275,7 +274,8 @@ def _average_windows(
 ) -> None:
     work.fill(0)
     for tap in taps:
-        np.add(work, windows[(slice(None), slice(None), *tap)], work)
+        at: tuple[Any, ...] = (slice(None), slice(None), *tap)
+        np.add(work, windows[at], work)
     np.divide(work, counts, work)
     _quantize(work, *made.pair(), y)
 

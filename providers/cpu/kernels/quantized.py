@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.convolution import Convolution, conv_geometry, convolve, parse_convolution
-from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.frame import Bind, kernel
 from outrider.providers.cpu.kernels.matmul import multiply, product_shape
 from outrider.providers.cpu.kernels.quantizing import quantize_range
 from outrider.providers.wire.graph import Node
