@@ -1,6 +1,7 @@
 """The kernels of the cpu provider, one module per operator family. Importing this package registers them all."""
 
 from outrider.providers.cpu.kernels import activations as activations
+from outrider.providers.cpu.kernels import attention as attention
 from outrider.providers.cpu.kernels import binary as binary
 from outrider.providers.cpu.kernels import casting as casting
 from outrider.providers.cpu.kernels import convolution as convolution

@@ -62,15 +62,8 @@ def _dequantized(
     return np.ascontiguousarray(((whole[:, : p.depth] - zero[:, block]) * scale[:, block]).T)
 
 
-def _dequantize(
-    values: np.ndarray,
-    scales: np.ndarray,
-    zeros: np.ndarray | None,
-    groups: np.ndarray | None,
-    p: Blocks,
-    y: np.ndarray,
-) -> None:
-    np.copyto(y, _dequantized(values, scales, zeros, groups, p))
+def _dequantize(y: np.ndarray, *given: Any) -> None:
+    np.copyto(y, _dequantized(*given))
 
 
 @kernel("MatMulNBits", domain="com.microsoft", dtypes={0: FLOATS, 1: {"uint8"}, 2: FLOATS}, parse=_parse)

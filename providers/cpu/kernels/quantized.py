@@ -181,18 +181,29 @@ def _finish_float(b: Bind, total: np.ndarray, left: np.ndarray, right: np.ndarra
         b.step(np.add, y, b.array(bias), y)
 
 
+def integer_product(
+    b: Bind, x: tuple[int, int, int], w: tuple[int, int, int], bias: int, y: np.ndarray | None = None
+) -> None:
+    """Record the product of two inputs in float32, plus the input `bias` if there is one.
+
+    `x`, `w`: positions of values, scale and zero point; those of w may go by column. `y`: the place, None: output 0.
+    """
+    left, right = _operand(b, x[0], x[2], -2), _operand(b, w[0], w[2], -1)
+    dtype = _exact(b, left, right, left.values.shape[-1])
+    if y is None:
+        y = b.out(0, product_shape(left.values.shape, right.values.shape), np.float32)
+    total = b.scratch(y.shape, dtype)
+    multiply(b, _shifted(b, left, dtype), _shifted(b, right, dtype), total)
+    _finish_float(b, total, _scale(b, x[1], "a_scale"), _along(b, w[1], max(1, y.ndim), -1), bias, y)
+
+
 @kernel("MatMulIntegerToFloat", domain="com.microsoft", dtypes={0: _BYTES, 1: _BYTES, 2: {"float32"}})
 def matmul_integer_to_float(b: Bind, p: None) -> None:
     """com.microsoft MatMulIntegerToFloat-1: A, B, a_scale, b_scale, a_zero_point, b_zero_point, bias.
 
     (A - a_zero_point) (B - b_zero_point) a_scale b_scale + bias; scales and zero points of B may go by column.
     """
-    left, right = _operand(b, 0, 4, -2), _operand(b, 1, 5, -1)
-    dtype = _exact(b, left, right, left.values.shape[-1])
-    y = b.out(0, product_shape(left.values.shape, right.values.shape), np.float32)
-    total = b.scratch(y.shape, dtype)
-    multiply(b, _shifted(b, left, dtype), _shifted(b, right, dtype), total)
-    _finish_float(b, total, _scale(b, 2, "a_scale"), _along(b, 3, max(1, y.ndim), -1), 6, y)
+    integer_product(b, (0, 2, 4), (1, 3, 5), 6)
 
 
 def _quantize_shifted(x: np.ndarray, out: np.ndarray, scale: np.ndarray) -> None:
