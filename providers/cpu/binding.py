@@ -177,7 +177,7 @@ class Binding:
         if op is None:
             raise cause
         inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
-        fail((op.origin,), op.step.inputs, inputs, cause)
+        fail((op.origin,), op.step.inputs, inputs, cause, op.fused)
 
     def _run_traced(self, env: dict[int, Any]) -> None:
         """`run_inside` with a span per node, and one for copies into places."""
@@ -204,7 +204,7 @@ class Binding:
         if op is None:
             self._trace.span("results", start, monotonic_ns())
         else:
-            self._trace.span(op.origin.name, start, monotonic_ns(), op.origin.label, nbytes)
+            self._trace.span(op.origin.name, start, monotonic_ns(), op.label, nbytes)
 
 
 class LateKernel:
