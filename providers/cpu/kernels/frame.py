@@ -43,6 +43,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from outrider.providers.cpu.kernels.copying import copy_call
 from outrider.providers.cpu.native import Library
 from outrider.providers.wire.dtypes import is_raw, numpy_dtype
 from outrider.providers.wire.graph import Node
@@ -169,18 +170,26 @@ class Bind:
         try:
             view.shape = target  # unlike reshape(), never copies
         except AttributeError:
-            copy = self.scratch(x.shape, x.dtype)
-            self.step(np.copyto, copy, x)
-            return copy.reshape(target)
+            return self.contiguous(x).reshape(target)
         return view
 
-    def contiguous(self, x: np.ndarray) -> np.ndarray:
-        """`x` itself when C-contiguous, else a scratch copy that a step refreshes in every run."""
-        if x.flags.c_contiguous:
+    def contiguous(self, x: np.ndarray, order: Sequence[int] | None = None) -> np.ndarray:
+        """`x` itself when its memory is dense and in `order` (None: C), else a scratch copy refreshed in every run."""
+        if (x if order is None else x.transpose(order)).flags.c_contiguous:
             return x
-        copy = self.scratch(x.shape, x.dtype)
-        self.step(np.copyto, copy, x)
+        copy = self.scratch(x.shape, x.dtype, order)
+        self.copy(copy, x)
         return copy
+
+    def copy(self, y: np.ndarray, x: np.ndarray) -> None:
+        """Record y[...] = x, of one dtype and shapes that broadcast to y's; y shares no memory with x."""
+        library = self.compiled("copy")
+        if library is not None and x.dtype == y.dtype:
+            call = copy_call(library, y, np.broadcast_to(x, y.shape))
+            if call is not None:
+                self.step(call)
+                return
+        self.step(np.copyto, y, x)
 
     def step(self, fn: Callable[..., Any], *args: Any) -> None:
         """Work of every run: `fn(*args)`, result ignored. `np.add` and its like take the output as last positional."""

@@ -16,6 +16,8 @@ from outrider.providers.cpu.kernels.frame import Bind, Unsupported
 from outrider.providers.cpu.kernels.precision import cast
 from outrider.providers.wire.graph import Node
 
+# Elements of a block of columns: 800 KB of float32 stay in the caches between the copy and the GEMM.
+COLUMNS = 200_000
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 

@@ -1,0 +1,150 @@
+"""Depthwise convolution: one input channel per group.
+
+Shapes: x [N, C, *spatial], weights [C * times, 1, *kernel], y [N, C * times, *out].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from outrider.providers.cpu.kernels.frame import Bind
+from outrider.providers.cpu.kernels.windows import COLUMNS, Geometry, padded, sliding
+
+
+def _by_taps(windows: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
+    """The plain way: windows [C, *kernel, *out] times w [C, times, taps], tap after tap, into y [C, times, *out]."""
+    rank = y.ndim - 2
+    column = w.shape[:2] + (1,) * rank
+    y.fill(0)
+    for k, tap in enumerate(np.ndindex(windows.shape[1 : 1 + rank])):
+        np.add(y, windows[(slice(None), *tap)][:, None] * w[:, :, k].reshape(column), y)
+
+
+@dataclass(frozen=True)
+class _Band:
+    """A block of a depthwise convolution; `cropped`: the part of `product` that goes to `out` (None: it lies there)."""
+
+    columns: np.ndarray
+    source: np.ndarray
+    matrix: np.ndarray
+    bands: np.ndarray
+    product: np.ndarray
+    cropped: np.ndarray | None
+    out: np.ndarray
+    windows: np.ndarray
+    weights: np.ndarray
+
+
+def _run_bands(blocks: list[_Band]) -> None:
+    for block in blocks:
+        np.copyto(block.columns, block.source)
+        np.matmul(block.matrix, block.bands, block.product)
+        # The zeros of a band times inf or nan are nan: with such inputs each output must see its own window only.
+        if not np.isfinite(np.add.reduce(block.product, None)):
+            _by_taps(block.windows, block.weights, block.out)
+        elif block.cropped is not None:
+            np.copyto(block.out, block.cropped)
+
+
+def _fill_bands(w: np.ndarray, bands: np.ndarray, stride: int, dilation: int) -> None:
+    """w [M, rows, taps] as banded matrices [M, rows, span, width]: column j holds the taps from row j * stride on."""
+    bands.fill(0)
+    step = bands.strides
+    shape, strides = bands.shape[:2] + bands.shape[3:], (step[0], step[1], step[2] * stride + step[3])
+    for tap in range(w.shape[2]):
+        diagonal = np.lib.stride_tricks.as_strided(bands[:, :, tap * dilation :], shape, strides)
+        np.copyto(diagonal, w[:, :, tap, None])
+
+
+def _band_width(length: int) -> int:
+    """How many neighbouring outputs share a row of columns: near 16, wasting as few positions as possible."""
+    if length <= 24:
+        return length
+    return min(range(12, 25), key=lambda width: (-(-length // width) * width, abs(width - 16)))
+
+
+def depthwise(
+    b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, i: int, known: np.ndarray | None
+) -> None:
+    """One input channel per group: each row of columns makes `width` neighbours along the last axis.
+
+    The weights of a channel become a banded matrix. Its zeros cost multiplications, yet the GEMM is several times
+    faster than passes over shifted views.
+    """
+    images, channels, dtype = x.shape[0], x.shape[1], y.dtype
+    times, length, stride, dilation = y.shape[1] // channels, g.out[-1], g.strides[-1], g.dilations[-1]
+    width = _band_width(length)
+    count = -(-length // width)
+    span = (width - 1) * stride + (g.kernel[-1] - 1) * dilation + 1
+    x = padded(b, x, replace(g, out=g.out[:-1] + (count * width,)), 0, dtype)
+
+    rows, taps = math.prod(g.kernel[:-1]), g.kernel[-1]
+    shape = (channels * times, rows, span, width)
+    if known is None:
+        bands = b.scratch(shape, dtype)
+        b.step(_fill_bands, b.reshaped(w, (channels * times, rows, taps)), bands, stride, dilation)
+    else:
+
+        def make(_: np.ndarray) -> np.ndarray:
+            made = np.empty(shape, dtype)
+            _fill_bands(known.reshape(channels * times, rows, taps), made, stride, dilation)
+            return made
+
+        bands = b.packed(f"bands {shape} {stride} {dilation} {dtype.name}", i, make)
+    matrices = bands.reshape(channels, times, rows * span, width)
+    plain = b.reshaped(w, (channels, times, rows * taps))
+
+    step = x.strides
+    source = np.lib.stride_tricks.as_strided(
+        x,
+        (images, channels) + g.out[:-1] + (count,) + g.kernel[:-1] + (span,),
+        step[:2]
+        + tuple(p * s for p, s in zip(step[2:-1], g.strides[:-1], strict=True))
+        + (step[-1] * stride * width,)
+        + tuple(p * d for p, d in zip(step[2:-1], g.dilations[:-1], strict=True))
+        + (step[-1],),
+        writeable=False,
+    )
+    windows, results = sliding(x, g), y.reshape((images, channels, times) + g.out)
+    lead = g.out[:-1] + (count,)
+    depth, inner = rows * span, math.prod(lead[1:])
+    many = max(1, min(channels, COLUMNS // (depth * inner * lead[0])))
+    part = lead[0] if len(lead) == 1 else max(1, min(lead[0], COLUMNS // (depth * inner)))  # rows of one block
+    columns = b.scratch((many * part * inner * depth,), dtype)
+    exact = count * width == length
+    place = None if exact else b.scratch((many * times * part * inner * width,), dtype)
+    flat = y.reshape(images, channels, times, -1, width) if exact else y
+    blocks = []
+    for n in range(images):
+        for c in range(0, channels, many):
+            m = min(many, channels - c)
+            own = slice(c, c + m)
+            for first in range(0, lead[0], part):
+                r = min(part, lead[0] - first)
+                memory = columns[: m * r * inner * depth]
+                out, below = results[n, own], windows[n, own]
+                if len(lead) > 1:
+                    out = out[:, :, first : first + r]
+                    below = below[(slice(None),) * (1 + len(g.kernel)) + (slice(first, first + r),)]
+                if place is None:
+                    product, cropped = flat[n, own, :, first * inner : (first + r) * inner], None
+                else:
+                    product = place[: m * times * r * inner * width].reshape(m, times, r * inner, width)
+                    cropped = product.reshape(out.shape[:-1] + (count * width,))[..., :length]
+                blocks.append(
+                    _Band(
+                        memory.reshape((m, r) + lead[1:] + g.kernel[:-1] + (span,)),
+                        source[n, own, first : first + r],
+                        memory.reshape(m, 1, r * inner, depth),
+                        matrices[own],
+                        product,
+                        cropped,
+                        out,
+                        below,
+                        plain[own],
+                    )
+                )
+    b.step(_run_bands, blocks)
