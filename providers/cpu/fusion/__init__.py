@@ -11,12 +11,29 @@ from collections import Counter
 from collections.abc import Callable
 
 from outrider.providers.cpu.blocks import Block, Code
+from outrider.providers.cpu.fusion.activations import fuse_activations
+from outrider.providers.cpu.fusion.chains import fuse_chains
 from outrider.providers.cpu.fusion.cleaning import clean, fold_constants
 from outrider.providers.cpu.fusion.draft import Draft
+from outrider.providers.cpu.fusion.epilogues import fuse_products
+from outrider.providers.cpu.fusion.normalization import fuse_batch_normalizations, fuse_normalizations
+from outrider.providers.cpu.fusion.products import fuse_lookups, fuse_operands
+from outrider.providers.cpu.fusion.softmax import fuse_softmaxes
 
 Pass = Callable[[Draft], None]
 
-PASSES: tuple[Pass, ...] = (fold_constants, clean)
+PASSES: tuple[Pass, ...] = (
+    fold_constants,
+    clean,
+    fuse_lookups,
+    fuse_activations,
+    fuse_normalizations,
+    fuse_operands,
+    fuse_softmaxes,
+    fuse_products,
+    fuse_batch_normalizations,
+    fuse_chains,
+)
 
 
 def fuse(code: Code) -> Counter[str]:

@@ -29,10 +29,10 @@ from outrider.providers.cpu.fusion.expressions import (
 ROOT = math.sqrt(2 / math.pi)
 
 
-def activations(draft: Draft) -> None:
+def fuse_activations(draft: Draft) -> None:
     """All of them."""
     for op in draft.ops:
-        if not draft.has(op) or op.step.outputs[0].dtype != "float":
+        if not draft.has(op) or op.step.outputs[0].dtype != "float32":
             continue
         found = product(draft, op)
         if found is None:

@@ -97,7 +97,7 @@ def step_of(draft: Draft, op: Op, x: int, features: int | None, axis: int, rank:
     if kind not in ("Mul", "Div", "Add", "Sub") or op.inputs[0] == op.inputs[1]:
         return None
     constant = other(op, x)
-    if not draft.is_constant(constant) or draft.dtype(constant) != "float":
+    if not draft.is_constant(constant) or draft.dtype(constant) != "float32":
         return None
     found = per_feature(draft.shape(constant), features, axis, rank)
     if found is None or (kind == "Div" and op.inputs[0] == constant):
@@ -114,7 +114,7 @@ def _norm(draft: Draft, op: Op, x: int, features: int | None, axis: int, rank: i
     unused = all(number == ABSENT or not draft.reads(number) for number in op.outputs[1:])
     if not plain or not unused or rank is None or features is None or not all(map(draft.is_constant, constants)):
         return None
-    if any(draft.shape(number) != (features,) or draft.dtype(number) != "float" for number in constants):
+    if any(draft.shape(number) != (features,) or draft.dtype(number) != "float32" for number in constants):
         return None
     return Step("Norm", tuple(constants), False, float(op.step.attributes.get("epsilon", 1e-5)))
 

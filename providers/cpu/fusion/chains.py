@@ -19,21 +19,24 @@ from outrider.providers.cpu.fusion.draft import Draft
 # Operators with an instruction of the same name and operands; Max, Min and Sum take any number of operands.
 INSTRUCTIONS = frozenset(
     ("Add", "Sub", "Mul", "Div", "Pow", "Neg", "Abs", "Sqrt", "Exp", "Log", "Tanh", "Erf", "Sigmoid", "Relu",
-     "HardSwish", "Reciprocal", "Floor", "Ceil", "Softplus")
+     "HardSwish", "Reciprocal", "Floor", "Ceil", "Round", "Softplus", "Softsign", "Mish", "Sign")
 )  # fmt: skip
 _FOLDS = {"Max": "Max", "Min": "Min", "Sum": "Add"}
 _WITH_ATTRIBUTES = {
     "LeakyRelu": (("alpha", 0.01),),
     "HardSigmoid": (("alpha", 0.2), ("beta", 0.5)),
     "Swish": (("alpha", 1.0),),
+    "Elu": (("alpha", 1.0),),
+    "Celu": (("alpha", 1.0),),
+    "ThresholdedRelu": (("alpha", 1.0),),
     "Gelu": (),
     "Clip": (),
 }
-INPUTS, STEPS = 8, 16  # at most, of one chain
+INPUTS, STEPS = 12, 24  # at most, of one chain
 Instruction = list[Any]
 
 
-def chains(draft: Draft) -> None:
+def fuse_chains(draft: Draft) -> None:
     """All of them, from the last operator up."""
     for op in reversed(draft.ops):
         if draft.has(op) and _joins(op):
@@ -45,12 +48,10 @@ def chains(draft: Draft) -> None:
 def _joins(op: Op) -> bool:
     """True for an operator that has an instruction."""
     step = op.step
-    if any(value.dtype not in ("float", "undefined") for value in (*step.inputs, *step.outputs)) or not step.inputs:
+    if any(value.dtype not in ("float32", "undefined") for value in (*step.inputs, *step.outputs)) or not step.inputs:
         return False
     if step.domain:
         return step.domain == "outrider" and step.op_type == "Chain"
-    if step.op_type == "Gelu":
-        return bool(step.attributes.get("approximate", "none") == "none")
     return step.op_type in INSTRUCTIONS or step.op_type in _FOLDS or step.op_type in _WITH_ATTRIBUTES
 
 
@@ -137,7 +138,9 @@ class _Program:
             ]
             return self.line("Clip", operands[0], *given)
         parameters = [self.constant(float(get(name, default))) for name, default in _WITH_ATTRIBUTES.get(kind, ())]
-        return self.line("Silu" if kind == "Swish" else kind, *operands, *parameters)
+        if kind == "Gelu" and get("approximate", "none") == "tanh":
+            kind = "GeluTanh"
+        return self.line(kind, *operands, *parameters)
 
     def _inlined(self, op: Op) -> tuple[str, int]:
         inputs = [self.operand(number) for number in op.inputs]

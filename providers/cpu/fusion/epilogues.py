@@ -59,10 +59,10 @@ class Tail:
     where: str = ""
 
 
-def products(draft: Draft) -> None:
+def fuse_products(draft: Draft) -> None:
     """All of them. The last one first: of two whose results are added, the later takes the other's as its residual."""
     for op in reversed(draft.ops):
-        source = source_of(draft, op) if draft.has(op) and op.step.outputs[0].dtype == "float" else None
+        source = source_of(draft, op) if draft.has(op) and op.step.outputs[0].dtype == "float32" else None
         if source is None:
             continue
         for tail in reversed(_tails(draft, source)):
@@ -120,7 +120,7 @@ def _tails(draft: Draft, source: Source) -> list[Tail]:
 
 
 def _longer(draft: Draft, source: Source, tail: Tail, op: Op, number: int) -> Tail | None:
-    if tail.where == "after" or op.step.outputs[0].dtype != "float":
+    if tail.where == "after" or op.step.outputs[0].dtype != "float32":
         return None
     ops = (*tail.ops, op)
     step = step_of(draft, op, number, source.features, source.axis, source.rank)
@@ -139,7 +139,7 @@ def _longer(draft: Draft, source: Source, tail: Tail, op: Op, number: int) -> Ta
     if op.step.domain or op.step.op_type != "Add" or tail.residual != ABSENT:
         return None
     residual = other(op, number)
-    if draft.dtype(residual) != "float" or not alike(draft.shape(number), draft.shape(residual)):
+    if draft.dtype(residual) != "float32" or not alike(draft.shape(number), draft.shape(residual)):
         return None
     where = "before" if tail.activation is None and not tail.after.steps else "after"
     return replace(tail, ops=ops, residual=residual, where=where)

@@ -20,10 +20,10 @@ from outrider.providers.cpu.fusion.draft import Draft
 from outrider.providers.cpu.fusion.expressions import close, other, reduces_last
 
 
-def normalizations(draft: Draft) -> None:
+def fuse_normalizations(draft: Draft) -> None:
     """LayerNormalization and RMSNormalization."""
     for op in draft.ops:
-        if not draft.has(op) or op.step.domain or op.step.outputs[0].dtype != "float":
+        if not draft.has(op) or op.step.domain or op.step.outputs[0].dtype != "float32":
             continue
         for centred, root, ops in _quotients(draft, op):
             if _normalization(draft, op, centred, root, ops):
@@ -134,10 +134,10 @@ def _flat(draft: Draft, number: int) -> int:
     return number if len(shape) == 1 else draft.derived("scale or bias", shape[-1:], np.ravel, number)
 
 
-def batch_normalizations(draft: Draft) -> None:
+def fuse_batch_normalizations(draft: Draft) -> None:
     """Those that are left, as arithmetic that joins what stands around it."""
     for op in draft.ops:
-        if op.step.domain or op.step.op_type != "BatchNormalization" or op.step.outputs[0].dtype != "float":
+        if op.step.domain or op.step.op_type != "BatchNormalization" or op.step.outputs[0].dtype != "float32":
             continue
         x, shape = op.inputs[0], draft.shape(op.inputs[0])
         features = draft.shape(op.inputs[1])

@@ -20,10 +20,10 @@ from outrider.providers.cpu.fusion.draft import Draft
 LARGEST = 1 << 20  # elements of a table whose contents are looked at
 
 
-def lookups(draft: Draft) -> None:
+def fuse_lookups(draft: Draft) -> None:
     """One-hot rows times a constant matrix."""
     for op in draft.ops:
-        if op.step.domain == "" and op.step.op_type == "MatMul" and op.step.outputs[0].dtype == "float":
+        if op.step.domain == "" and op.step.op_type == "MatMul" and op.step.outputs[0].dtype == "float32":
             _lookup(draft, op)
 
 
@@ -47,13 +47,13 @@ def _lookup(draft: Draft, op: Op) -> None:
             return
 
 
-def operands(draft: Draft) -> None:
+def fuse_operands(draft: Draft) -> None:
     """Transposes and factors of MatMul."""
     for op in draft.ops:
         if op.step.domain == "" and op.step.op_type == "Reshape":
             _transposed(draft, op)
     for op in draft.ops:
-        if op.step.domain == "" and op.step.op_type == "MatMul" and op.step.outputs[0].dtype == "float":
+        if op.step.domain == "" and op.step.op_type == "MatMul" and op.step.outputs[0].dtype == "float32":
             _operands(draft, op)
 
 

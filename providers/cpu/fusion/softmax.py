@@ -14,7 +14,7 @@ from outrider.providers.cpu.fusion.draft import Draft
 from outrider.providers.cpu.fusion.expressions import other
 
 
-def softmaxes(draft: Draft) -> None:
+def fuse_softmaxes(draft: Draft) -> None:
     """All of them."""
     for op in draft.ops:
         if draft.has(op) and op.step.domain == "" and op.step.op_type == "Div":
@@ -53,7 +53,7 @@ def _axis(draft: Draft, op: Op) -> int | None:
 
 
 def _masked(draft: Draft, op: Op) -> None:
-    if op.step.outputs[0].dtype != "float":
+    if op.step.outputs[0].dtype != "float32":
         return
     axis = int(op.step.attributes.get("axis", -1))
     rank = draft.rank(op.inputs[0])
