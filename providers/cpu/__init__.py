@@ -1,9 +1,9 @@
 """The cpu provider: ONNX operators as numpy kernels, bound once per signature and run from one arena.
 
 Kernels (`kernels/`, `sequences.py`) register themselves with the frame. `claims.py` says what is taken, `blocks.py`
-resolves names, `walk.py` binds a block to addresses, `reshape.py` makes a binding from an earlier one, `lineage.py`
-chooses. `control.py` runs bodies, `reference.py` is the stop-gap for what has no kernel, `program.py` is what the
-worker sees.
+resolves names, `fusion/` makes one op of several, `walk.py` binds a block to addresses, `reshape.py` makes a binding
+from an earlier one, `lineage.py` chooses. `control.py` runs bodies, `reference.py` is the stop-gap for what has no
+kernel, `program.py` is what the worker sees.
 """
 
 from __future__ import annotations
@@ -105,22 +105,25 @@ class CpuProvider(Provider):
     def stats(self) -> Mapping[str, Any]:
         """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound in each run, bytes.
 
-        `reshaped`: bindings by how they were made (`growth.py`). `compiled`: the families of compiled kernels in use,
-        and what they were compiled for, or why there are none. `steps`: bound steps of the latest bindings, by compiled
-        kernel, or `numpy`.
+        `fused`: how many ops each pattern of `fusion/` made. `reshaped`: bindings by how they were made (`growth.py`).
+        `compiled`: the families of compiled kernels in use, and what they were compiled for, or why there are none.
+        `steps`: bound steps of the latest bindings, by compiled kernel, or `numpy`.
         """
         operators: Counter[str] = Counter()
+        fused: Counter[str] = Counter()
         steps: Counter[str] = Counter()
         reshaped = Counter(dict.fromkeys(ACTIONS, 0))
         for program in self._programs:
             served = {op.origin.name: op.origin.label for op in program.code.ops if op.reference}
             operators.update(served.values())
+            fused.update(program.fused)
             reshaped.update(program.reshaped)
             steps.update(program.kernels)
         return {
             "reference_nodes": sum(operators.values()),
             "reference_ops": dict(sorted(operators.items())),
             "programs_bound": sum(program.bound for program in self._programs),
+            "fused": dict(sorted(fused.items())),
             "reshaped": dict(reshaped),
             "unbound_nodes": sum(program.unbound_nodes for program in self._programs),
             "arena_bytes": 0 if self._scratch is None else self._scratch.mark,

@@ -8,6 +8,7 @@ from outrider.providers.cpu.kernels import chain as chain
 from outrider.providers.cpu.kernels import convolution as convolution
 from outrider.providers.cpu.kernels import elementwise as elementwise
 from outrider.providers.cpu.kernels import indexing as indexing
+from outrider.providers.cpu.kernels import lookup as lookup
 from outrider.providers.cpu.kernels import matmul as matmul
 from outrider.providers.cpu.kernels import nbits as nbits
 from outrider.providers.cpu.kernels import normalization as normalization
