@@ -29,6 +29,7 @@ FLAGS = (
     "-Wall", "-Wextra", "-Werror=implicit-function-declaration",
 )  # fmt: skip
 LIBRARIES = ("-lm", "-lpthread")
+OLDEST = ("-include", str(SOURCE / "oldest.h"))  # for libraries that go to other machines
 SECONDS = 300  # within which a compiler must be done with a file
 V3 = "x86-64-v3"
 
