@@ -1,8 +1,8 @@
 """The part of the build that pyproject.toml cannot say: wheels carry the compiled kernels.
 
 With a C compiler the wheel is for this kind of machine and the oldest C library that the kernels run on, and for any
-Python 3. Without one, or where the kernels do not compile, it is a pure one, whose cpu provider compiles at first use if
-it can, and says so if it cannot.
+Python 3. Without one, or where the kernels do not compile, it is a pure one, whose cpu provider compiles at first use
+if it can, and says so if it cannot.
 """
 
 from __future__ import annotations
