@@ -55,22 +55,13 @@ IMAGES = np.array([0, 1, 1, 0, 1])
 @pytest.mark.parametrize("pixel", ["half_pixel", "output_half_pixel"])
 @pytest.mark.parametrize("samples", [0, 1, 3])
 @pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_roi_align(pixel: str, samples: int, scale: float) -> None:
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_roi_align(pixel: str, samples: int, scale: float, mode: str) -> None:
     attributes = {"output_height": 3, "output_width": 2, "sampling_ratio": samples, "spatial_scale": scale}
-    x, more = normal(2, 3, 10, 12), {"coordinate_transformation_mode": pixel, **attributes}
+    x, more = normal(2, 3, 10, 12), {"coordinate_transformation_mode": pixel, "mode": mode, **attributes}
     check("RoiAlign", [x, REGIONS, IMAGES], opset=16, rtol=1e-5, atol=1e-5, **more)
-    check("RoiAlign", [x, REGIONS, IMAGES], opset=10, rtol=1e-5, atol=1e-5, **attributes)
-
-
-def test_roi_align_of_maxima_is_the_largest_sample() -> None:
-    # Not against onnxruntime, which takes the largest of the four weighted pixels of a sample.
-    x = normal(1, 2, 6, 6)
-    samples = {"sampling_ratio": 2, "coordinate_transformation_mode": "half_pixel"}
-    regions, image = np.array([[0.5, 1, 5, 5.5]], np.float32), np.array([0])
-    fine = check("RoiAlign", [x, regions, image], output_height=4, output_width=4, **{**samples, "sampling_ratio": 1})
-    largest = fine[0].reshape(1, 2, 2, 2, 2, 2).max((3, 5))
-    more = {"output_height": 2, "output_width": 2, "mode": "max", **samples}
-    check("RoiAlign", [x, regions, image], oracle=[largest], rtol=1e-5, atol=1e-6, **more)
+    if mode == "avg" and pixel == "output_half_pixel":
+        check("RoiAlign", [x, REGIONS, IMAGES], opset=10, rtol=1e-5, atol=1e-5, **attributes)
 
 
 def test_max_roi_pool() -> None:

@@ -118,20 +118,37 @@ def _parse_align(node: Node) -> Regions:
     )
 
 
-def _weights(start: float, size: float, bins: int, samples: int, length: int, dtype: Any) -> np.ndarray:
-    """Linear interpolation on an axis: [bins * samples, length] weights of the pixels for each sample."""
+def _samples(start: float, size: float, bins: int, samples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Linear interpolation on an axis: two pixels and their weights, both [2, bins * samples]."""
     step = size / bins
     at = start + step * (np.arange(bins)[:, None] + (np.arange(samples) + 0.5) / samples).reshape(-1)
     outside = (at < -1) | (at > length)
     at = np.clip(at, 0, length - 1)
     low = np.floor(at).astype(np.int64)
-    share = at - low
-    weights = np.zeros((at.size, length), dtype)
-    rows = np.arange(at.size)
-    weights[rows, low] = 1 - share
-    weights[rows, np.minimum(low + 1, length - 1)] += share
-    weights[outside] = 0
-    return weights
+    weights = np.stack([1 - (at - low), at - low])
+    weights[:, outside] = 0
+    return np.stack([low, np.minimum(low + 1, length - 1)]), weights
+
+
+def _means(pixels: np.ndarray, weights: np.ndarray, bins: int, length: int) -> np.ndarray:
+    """[bins, length]: what each pixel of an axis counts in the mean of a bin's samples."""
+    counted = np.zeros((pixels.shape[1], length))
+    for pixel, weight in zip(pixels, weights, strict=True):
+        np.add.at(counted, (np.arange(pixel.size), pixel), weight)
+    means: np.ndarray = counted.reshape(bins, -1, length).mean(1)
+    return means
+
+
+def _maxima(x: np.ndarray, rows: Any, columns: Any, shape: tuple[int, int]) -> np.ndarray:
+    """[C, *shape]: the largest weighted pixel of a bin, as ONNX's and onnxruntime's own code has it."""
+    best: np.ndarray | None = None
+    for row, tall in zip(*rows, strict=True):
+        for column, wide in zip(*columns, strict=True):
+            weighted = x[:, row[:, None], column] * (tall[:, None] * wide).astype(x.dtype)
+            best = weighted if best is None else np.maximum(best, weighted)
+    assert best is not None
+    found: np.ndarray = best.reshape(x.shape[0], shape[0], -1, shape[1], columns[0].shape[1] // shape[1]).max((2, 4))
+    return found
 
 
 def _roi_align(x: np.ndarray, regions: np.ndarray, images: np.ndarray, p: Regions, y: np.ndarray) -> None:
@@ -147,22 +164,20 @@ def _roi_align(x: np.ndarray, regions: np.ndarray, images: np.ndarray, p: Region
         if not tall or not wide:
             out[...] = 0
             continue
-        rows = _weights(top, height, p.height, tall, x.shape[2], y.dtype)
-        columns = _weights(left, width, p.width, wide, x.shape[3], y.dtype)
+        rows = _samples(top, height, p.height, tall, x.shape[2])
+        columns = _samples(left, width, p.width, wide, x.shape[3])
         if p.largest:
-            values = (rows @ x[image] @ columns.T).reshape(-1, p.height, tall, p.width, wide)
-            np.copyto(out, values.max((2, 4)))
+            np.copyto(out, _maxima(x[image], rows, columns, (p.height, p.width)))
         else:
-            rows = rows.reshape(p.height, tall, -1).mean(1, dtype=y.dtype)
-            columns = columns.reshape(p.width, wide, -1).mean(1, dtype=y.dtype)
-            np.copyto(out, rows @ x[image] @ columns.T)
+            down, across = _means(*rows, p.height, x.shape[2]), _means(*columns, p.width, x.shape[3])
+            np.copyto(out, down.astype(x.dtype) @ x[image] @ across.astype(x.dtype).T)
 
 
 @kernel("RoiAlign", since=10, dtypes={0: FLOATS}, parse=_parse_align)
 def roi_align(b: Bind, p: Regions) -> None:
     """RoiAlign-22: x [N, C, H, W], regions [n, 4] as x1, y1, x2, y2, images [n] -> [n, C, height, width].
 
-    He et al., Mask R-CNN, 2017: means (or maxima) of bilinear samples per bin.
+    He et al., Mask R-CNN, 2017: means of bilinear samples per bin, or maxima of weighted pixels.
     """
     x, regions, images = b.array(0), b.array(1), b.array(2)
     y = b.out(0, (regions.shape[0], x.shape[1], p.height, p.width), x.dtype)
