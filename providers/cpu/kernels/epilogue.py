@@ -20,7 +20,8 @@ from outrider.providers.cpu.kernels.precision import widened
 from outrider.providers.cpu.kernels.support import clamp
 from outrider.providers.wire.graph import Node
 
-BIAS, RESIDUAL, SCALE, SHIFT = 2, 3, 4, 5  # positions of the inputs
+# Positions of the inputs. PAD is that of `outrider::Conv` alone: what stands beyond the edges, [C] or [1].
+BIAS, RESIDUAL, SCALE, SHIFT, PAD = 2, 3, 4, 5, 6
 
 # Activations by name, with the defaults of alpha and beta; the order is that of `enum activation` in epilogue.h.
 # Clip: low and high. Silu: x sigmoid(alpha x). GeluTanh: Gelu with approximate='tanh'.

@@ -115,7 +115,8 @@ def _parse_gemm(node: Node) -> Scaled:
     dtype = node.inputs[0].dtype
     if dtype not in FLOATS and not (alpha.is_integer() and beta.is_integer()):
         raise Unsupported(f"alpha {alpha} or beta {beta} with {dtype}")
-    parameters = [float(get(name)) for name in ("activation_alpha", "activation_beta") if name in node.attributes]
+    given = [get(name) for name in ("activation_alpha", "activation_beta")]
+    parameters = [float(value) for value in given if value is not None]
     return Scaled(
         epilogue(str(get("activation", "")), parameters, factor=alpha),
         beta,
