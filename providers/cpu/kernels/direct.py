@@ -13,9 +13,11 @@ import numpy as np
 from outrider.providers.cpu.kernels.epilogue import PAD, Epilogue
 from outrider.providers.cpu.kernels.frame import Bind, channels_last
 from outrider.providers.cpu.kernels.panels import (
+    FLOPS,
     ROWS,
     block_rows,
     epilogue_words,
+    operands,
     packed_weights,
     padded_features,
     panel_count,
@@ -23,7 +25,6 @@ from outrider.providers.cpu.kernels.panels import (
 from outrider.providers.cpu.kernels.windows import Geometry
 from outrider.providers.cpu.native import Library
 
-_FLOPS = 60.0  # per nanosecond, on one thread: for the choice how many tasks to make
 _SPATIAL = 3
 
 Axes = tuple[int, int, int]
@@ -102,7 +103,7 @@ def convolve_directly(
     straight = chunks * at.images * math.prod(at.out[:2]) == 1 and not any(at.begin) and reach <= at.size[2]
     edges = 0 if straight else block * depth
     each = 2 * chunks * pitch + -(-length // 8) * 8 + pitch + edges
-    nanoseconds = 2.0 * rows * depth * features * group / _FLOPS
+    nanoseconds = 2.0 * rows * depth * features * group / FLOPS
     many = library.tasks(1 << 16, nanoseconds, 4)
     row_parts = min(many, -(-rows // ROWS))
     panel_parts = min(panel_count(features), -(-many // (row_parts * group)))
@@ -115,6 +116,6 @@ def convolve_directly(
             *at.size, *at.out, *at.kernel, *at.strides, *at.dilations, *at.begin, at.image, *at.steps,
             *(y_steps if at.images == y.shape[0] else (rows * w.shape[0], *y_steps[1:])),
             joined, straight, row_parts, panel_parts, tasks, block,
-            *epilogue_words(b, p, y, w.shape[0], y_steps[1], y_steps[2], order if last else None),
+            *epilogue_words(b, p, operands(b, p, w.shape[0]), y, y_steps[1], y_steps[2], order if last else None),
         )
     )  # fmt: skip

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.epilogue import ACTIVATIONS, BIAS, RESIDUAL, SCALE, SHIFT, Epilogue, per_feature
+from outrider.providers.cpu.kernels.epilogue import ACTIVATIONS, BIAS, RESIDUAL, SCALE, SHIFT, Epilogue
 from outrider.providers.cpu.kernels.frame import Bind
 from outrider.providers.cpu.kernels.precision import widened
 from outrider.shm.segment import address_of
@@ -18,6 +19,7 @@ from outrider.shm.segment import address_of
 _LINE = 64
 _BEHIND = 24  # floats that C may read behind the last column
 ROWS = 24  # rows of a product that are shared between tasks together: a multiple of the rows of all tiles
+FLOPS = 60.0  # per nanosecond, on one thread: for the choice how many tasks to make
 _BLOCK = 40_000  # floats of a block of rows: 160 KB stay in the L2 cache while all panels pass
 
 
@@ -96,50 +98,62 @@ def packed_weights(b: Bind, i: int, key: str, w: np.ndarray, single: int, as_mat
     return place
 
 
-def _padded(place: np.ndarray, x: np.ndarray, features: int) -> None:
-    """Step: x [features] or [1] into place; the single one of one feature everywhere."""
+def _padded(place: np.ndarray, x: np.ndarray, features: int, factor: float) -> None:
+    """Step: factor * x, of `features` numbers or one, into place; the single one of one feature everywhere."""
     if features == 1:
-        np.copyto(place, x, "unsafe")
+        place[:] = x.reshape(()) * np.float32(factor)
         return
-    np.copyto(place[:features], x, "unsafe")
+    np.multiply(x.reshape(-1), np.float32(factor), place[:features])
     place[features:] = 0
 
 
 def padded_features(b: Bind, i: int, features: int, factor: float = 1.0) -> np.ndarray | None:
-    """Input i of shape [features] or [1], times `factor`, with room behind it; None where it is not given."""
+    """factor * input i, of `features` numbers or one, with room behind them; None where it is not given."""
     if not b.has(i):
         return None
-    x = per_feature(b, i, features)
-    size = features + _BEHIND
+    x = widened(b, i)
+    if x.size not in (features, 1):
+        raise ValueError(f"input {i} {list(x.shape)} does not fit {features} features")
     if b.is_const(i):
 
         def make(contents: np.ndarray) -> np.ndarray:
-            place = aligned(size)
-            _padded(place, contents.reshape(-1) * np.float32(factor), features)
-            return place
+            made = aligned(features + _BEHIND)
+            _padded(made, contents.astype(np.float32), features, factor)
+            return made
 
         numbers: np.ndarray = b.packed(f"padded {features} {factor}", i, make)
         return numbers
-    place = b.scratch((size,), np.float32)
-    b.step(_padded, place, x.reshape(-1), features)
-    if factor != 1:
-        b.step(np.multiply, place, np.float32(factor), place)
+    place = b.scratch((features + _BEHIND,), np.float32)
+    b.step(_padded, place, x, features, factor)
     return place
 
 
+@dataclass(frozen=True)
+class Operands:
+    """What an epilogue combines the product with: padded numbers per feature, and the residual, which broadcasts."""
+
+    bias: np.ndarray | None = None
+    scale: np.ndarray | None = None
+    shift: np.ndarray | None = None
+    residual: np.ndarray | None = None
+
+
+def operands(b: Bind, p: Epilogue, features: int) -> Operands:
+    """Those that the node gives at the usual positions."""
+    bias, scale, shift = (padded_features(b, i, features) for i in (BIAS, SCALE, SHIFT))
+    return Operands(bias, scale, shift, widened(b, RESIDUAL) if p.residual and b.has(RESIDUAL) else None)
+
+
 def epilogue_words(
-    b: Bind, p: Epilogue, y: np.ndarray, features: int, row: int, column: int, order: tuple[int, ...] | None
+    b: Bind, p: Epilogue, with_: Operands, y: np.ndarray, row: int, column: int, order: tuple[int, ...] | None = None
 ) -> tuple[Any, ...]:
     """The words of `struct epilogue` for an output y whose rows and columns lie `row` and `column` floats apart.
 
     `order`: the memory order of y, which the residual is brought to.
     """
-    residual = None
-    if p.residual and b.has(RESIDUAL):
-        residual = b.contiguous(np.broadcast_to(widened(b, RESIDUAL), y.shape), order)
-    numbers = [padded_features(b, i, features) for i in (BIAS, SCALE, SHIFT)]
+    residual = None if with_.residual is None else b.contiguous(np.broadcast_to(with_.residual, y.shape), order)
     return (
-        *numbers, residual, row, column, p.residual == "after",
+        with_.bias, with_.scale, with_.shift, residual, row, column, p.residual == "after",
         list(ACTIVATIONS).index(p.activation), p.alpha, p.beta, p.factor,
     )  # fmt: skip
 
