@@ -153,3 +153,8 @@ def into(b: Bind, library: Library, program: Program, inputs: Sequence[np.ndarra
     tasks = library.tasks(count, cost, 4)
     rest = [None] * (MOST_INPUTS - len(aligned))
     b.step(library.call("or_elementwise", tasks, y, scratch, plan, tasks, *aligned, *rest))
+
+
+def scalar_operand(value: float) -> np.ndarray:
+    """A parameter of an instruction as the input it is there."""
+    return np.array(value, np.float32)
