@@ -50,9 +50,9 @@ def _in_one_pass(b: Bind, op_type: str, x: np.ndarray, wide: np.ndarray, p: Any)
     library = b.compiled("activation")
     assert library is not None
     if op_type == "Gelu":
-        name, parameters = "GeluTanh" if p == "tanh" else "Gelu", ()
+        name, parameters = "GeluTanh" if p == "tanh" else "Gelu", tuple[float, ...]()
     else:
-        name, parameters = op_type, p or ()
+        name, parameters = op_type, tuple(p or ())
     program = [(name, *range(1 + len(parameters)))]
     operands = [wide, *(scalar_operand(value) for value in parameters)]
     if wide is x:

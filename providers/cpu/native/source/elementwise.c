@@ -23,7 +23,7 @@ enum {
 enum { DENSE, PATTERN, GATHERED };
 
 struct operand {
-    int64_t kind, strides[AXES];
+    int64_t kind, block, strides[AXES]; /* `block` of scratch memory it is brought to, unless it is dense */
 };
 
 struct instruction {
@@ -33,8 +33,8 @@ struct instruction {
 struct plan {
     int64_t axes, shape[AXES];                      /* of y, joined where all inputs allow; the last axis is a row */
     int64_t rows, width, most;                      /* a block is so many whole rows, or if 0 `width` floats of one; `most` floats */
-    int64_t inputs, blocks, instructions;           /* `blocks`: of scratch memory, inputs' first */
-    struct operand operands[INPUTS];                /* operand i that is not dense lies in block i */
+    int64_t inputs, blocks, instructions;           /* `blocks`: of scratch memory */
+    struct operand operands[INPUTS];
     struct instruction program[];
 };
 
@@ -234,7 +234,7 @@ static void run_block(const struct or_elementwise *a, float *scratch, int64_t nu
     int64_t start = row * width + first;
     for (int64_t i = 0; i < plan->inputs; i++) {
         const struct operand *x = &plan->operands[i];
-        float *block = scratch + i * BLOCK;
+        float *block = scratch + x->block * BLOCK;
         at[i] = x->kind == DENSE ? a->inputs[i] + start : block;
         if (x->kind == GATHERED || (x->kind == PATTERN && fresh))
             gather(plan, x, a->inputs[i], row, first, x->kind == PATTERN ? plan->most : n, block);
