@@ -83,7 +83,7 @@ def source_of(draft: Draft, op: Op) -> Source | None:
         constant = draft.is_constant(weights)
         features = shape[0] if constant else None
         return Source(op, "Conv", attributes, x, weights, bias, features, 1, len(shape), 0, pattern="conv")
-    rank = draft.rank(op.outputs[0])
+    rank = draft.rank(op.outputs[0]) or 1  # at least one axis
     if op.step.op_type == "MatMul":
         features = shape[-1] if len(shape) > 1 and isinstance(shape[-1], int) else None
         return Source(op, "MatMul", {}, x, weights, ABSENT, features, -1, rank, -1, pattern="matmul")
