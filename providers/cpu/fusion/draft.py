@@ -39,19 +39,8 @@ class Draft:
         self._makers: dict[int, Op] = {}
         self._readers: dict[int, list[Op]] = {}
         self._values: dict[int, Value] = {}
-        inference = Inference(self.shape, self.ints, self._makers.get)
         for op in block.ops:
             self._enter(op)
-            self._infer(inference, op)
-
-    def _infer(self, inference: Inference, op: Op) -> None:
-        """Complete what is declared of the op's output."""
-        number = op.outputs[0] if op.outputs else ABSENT
-        declared = None if number == ABSENT else self._values[number]
-        if declared is not None and (declared.shape is None or None in declared.shape):
-            shape = merged(declared.shape, inference.output(op))
-            if shape != declared.shape:
-                self._values[number] = replace(declared, shape=shape)
 
     def _enter(self, op: Op) -> None:
         for number, value in zip(op.inputs, op.step.inputs, strict=True):
@@ -176,6 +165,16 @@ class Draft:
         array = np.broadcast_to(array, shape).copy() if array.shape != shape else array
         array.flags.writeable = False
         return array
+
+    def infer(self) -> None:
+        """Complete what is declared of shapes; constants are known by then."""
+        inference = Inference(self.shape, self.ints, self._makers.get)
+        for op in self.ops:
+            number = op.outputs[0] if op.outputs else ABSENT
+            declared = None if number == ABSENT else self._values[number]
+            if declared is not None and (declared.shape is None or None in declared.shape):
+                shape = merged(declared.shape, inference.output(op))
+                self._values[number] = replace(declared, shape=shape)
 
     # Changing --------------------------------------------------------------------------------------------------------
     def fold(self, op: Op) -> None:

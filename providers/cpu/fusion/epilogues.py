@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.blocks import ABSENT, Op
+from outrider.providers.cpu.claims import OWN
 from outrider.providers.cpu.fusion.activations import activation_of
 from outrider.providers.cpu.fusion.affine import Affine, step_of
 from outrider.providers.cpu.fusion.draft import Draft
@@ -72,7 +73,8 @@ def fuse_products(draft: Draft) -> None:
 
 def source_of(draft: Draft, op: Op) -> Source | None:
     """The product that an op is."""
-    if op.step.domain or op.step.op_type not in ("Conv", "MatMul", "Gemm"):
+    own = op.step.domain == OWN and op.step.op_type == "MatMul" and "residual" not in op.step.attributes
+    if not own and (op.step.domain or op.step.op_type not in ("Conv", "MatMul", "Gemm")):
         return None
     attributes = dict(op.step.attributes)
     x, weights, bias = (*op.inputs, ABSENT)[:3]
@@ -85,8 +87,10 @@ def source_of(draft: Draft, op: Op) -> Source | None:
         return Source(op, "Conv", attributes, x, weights, bias, features, 1, len(shape), 0, pattern="conv")
     rank = draft.rank(op.outputs[0]) or 1  # at least one axis
     if op.step.op_type == "MatMul":
-        features = shape[-1] if len(shape) > 1 and isinstance(shape[-1], int) else None
-        return Source(op, "MatMul", {}, x, weights, ABSENT, features, -1, rank, -1, pattern="matmul")
+        along = -2 if attributes.get("transB", 0) else -1
+        features = shape[along] if len(shape) > 1 and isinstance(shape[along], int) else None
+        factor = float(attributes.get("factor", 1.0))
+        return Source(op, "MatMul", attributes, x, weights, ABSENT, features, -1, rank, along, factor, "matmul")
     return _gemm(draft, op, x, weights, bias, shape)
 
 

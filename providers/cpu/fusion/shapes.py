@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outrider.providers.cpu.blocks import Op
+from outrider.providers.cpu.blocks import ABSENT, Op
 
 Shape = tuple[Any, ...] | None
 Shapes = Callable[[int], Shape]
@@ -55,16 +55,38 @@ class Inference:
             if op.step.op_type == "Concat":
                 parts = [self.contents(one, depth + 1) for one in op.inputs]
                 return None if None in parts else [dim for part in parts for dim in part or ()]
+            if op.step.op_type == "Shape":
+                return self._dims(op)
+            if op.step.op_type == "Slice":
+                return self._part(op, depth)
         shape = self._shape(number)
         if shape is None or len(shape) != 1 or not isinstance(shape[0], int):
             return None
         return [None] * shape[0]
+
+    def _dims(self, op: Op) -> list[int | None] | None:
+        shape, get = self._shape(op.inputs[0]), op.step.attributes.get
+        dims = None if shape is None else [dim if isinstance(dim, int) else None for dim in shape]
+        return None if dims is None else dims[int(get("start", 0)) : int(get("end", len(dims)))]
+
+    def _part(self, op: Op, depth: int) -> list[int | None] | None:
+        whole = self.contents(op.inputs[0], depth + 1)
+        start, end = self._ints(op.inputs[1]), self._ints(op.inputs[2])
+        steps = self._ints(op.inputs[4]) if len(op.inputs) > 4 and op.inputs[4] != ABSENT else [1]
+        if whole is None or start is None or end is None or steps != [1]:
+            return None
+        return whole[start[0] : end[0]]
 
     # Operators -------------------------------------------------------------------------------------------------------
     def reshape(self, op: Op) -> Shape:
         """Reshape: -1 and 0 are unknown here."""
         dims = self.contents(op.inputs[1])
         return None if dims is None else tuple(dim if dim is not None and dim > 0 else None for dim in dims)
+
+    def extents(self, op: Op) -> Shape:
+        """Shape: how many."""
+        dims = self._dims(op)
+        return None if dims is None else (len(dims),)
 
     def transpose(self, op: Op) -> Shape:
         """Transpose: perm tells the rank even of an unknown input."""
@@ -96,8 +118,11 @@ class Inference:
         return tuple(1 if axis in axes else dim for axis, dim in enumerate(shape))
 
     def slice(self, op: Op) -> Shape:
-        """Slice: the rank."""
+        """Slice: the rank, and how much is taken of one axis that is known."""
         shape = self._shape(op.inputs[0])
+        if shape is not None and len(shape) == 1:
+            part = self._part(op, 0)
+            return (None if part is None else len(part),)
         return None if shape is None else (None,) * len(shape)
 
     def concat(self, op: Op) -> Shape:
@@ -128,7 +153,7 @@ class Inference:
 
 
 _RULES: dict[str, Callable[[Inference, Op], Shape]] = {
-    "Reshape": Inference.reshape, "Transpose": Inference.transpose, "MatMul": Inference.matmul, "Conv": Inference.conv,
+    "Reshape": Inference.reshape, "Shape": Inference.extents, "Transpose": Inference.transpose, "MatMul": Inference.matmul, "Conv": Inference.conv,
     "ReduceMean": Inference.reduction, "ReduceSum": Inference.reduction, "ReduceMax": Inference.reduction,
     "Slice": Inference.slice, "Concat": Inference.concat, "Squeeze": Inference.squeeze,
     "Unsqueeze": Inference.unsqueeze,
