@@ -104,7 +104,7 @@ def _gemm(draft: Draft, op: Op, x: int, weights: int, bias: int, shape: Sequence
         if get("beta", 1.0) != 1 or given not in ((features,), (1, features), (1,), ()):
             return None
         if given not in ((features,), (1,)):
-            bias = draft.derived("bias of Gemm", (int(np.prod(given)),), np.ravel, bias)
+            bias = draft.derived("bias of Gemm", (given[-1] if given else 1,), np.ravel, bias)
     factor = float(get("alpha", 1.0))
     return Source(op, "MatMul", attributes, x, weights, bias, features, -1, 2, along, factor, pattern="gemm")
 
@@ -186,7 +186,8 @@ def _folded(draft: Draft, source: Source, affine: Affine) -> tuple[int, int, flo
         column[source.along] = affine.features
 
         def scaled(w: np.ndarray, *constants: np.ndarray) -> np.ndarray:
-            return np.multiply(w, affine.values(constants)[0].reshape(column), dtype=np.float64)
+            product: np.ndarray = np.multiply(w, affine.values(constants)[0].reshape(column), dtype=np.float64)
+            return product
 
         weights = draft.derived(f"weights of {name}", shape, scaled, weights, *numbers)
     elif affine.multiplies:
