@@ -56,6 +56,12 @@ class CpuProgram(Program):
         """How many bindings were made in which way (`growth.py`)."""
         return self._lineage.counts
 
+    @property
+    def kernels(self) -> Counter[str]:
+        """How many bound steps of the latest binding each compiled kernel does, and `numpy` the others."""
+        last = self._lineage.last
+        return Counter() if last is None else last.kernels
+
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         """See `Program.bind`. Values returned instead of placed are valid until the next run of this worker."""
         block = self.code.top
