@@ -122,7 +122,9 @@ def test_swish(spelling: str) -> None:
 
 
 def test_hard_sigmoid_and_mish() -> None:
-    left = check_fused(weighted(f"{LIKE} {{ a = Add(x, three)  c = Clip(a, zero, six)  y = Div(c, six) }}"), FEEDS[LIKE])
+    left = check_fused(
+        weighted(f"{LIKE} {{ a = Add(x, three)  c = Clip(a, zero, six)  y = Div(c, six) }}"), FEEDS[LIKE]
+    )
     assert left == ["HardSigmoid"]
     left = check_fused(weighted(f"{LIKE} {{ s = Softplus(x)  t = Tanh(s)  y = Mul(x, t) }}"), FEEDS[LIKE], {"mish": 1})
     assert left == ["Mish"]
@@ -146,10 +148,10 @@ LAYER_NORM = {
     "paddle": f"u = ReduceMean(x, last)  {NORM}  n = Div(d, s)  k = Mul(n, g8)  y = Add(k, b8)",
     "products": """u = ReduceMean(x, axis2)  d = Sub(x, u)  q = Mul(d, d)  v = ReduceMean(q, axis2)  e = Add(eps, v)
         s = Sqrt(e)  r = Reciprocal(s)  n = Mul(r, d)  k = Mul(g8, n)  y = Add(b8, k)""",
-    "centred twice": """u = ReduceMean(x, last)  d = Sub(x, u)  d2 = Sub(x, u)  q = Pow(d2, two)  v = ReduceMean(q, last)
-        e = Add(v, eps)  s = Sqrt(e)  n = Div(d, s)  k = Mul(n, g8)  y = Add(k, b8)""",
-    "power of -1/2": """u = ReduceMean(x, last)  d = Sub(x, u)  q = Pow(d, two)  v = ReduceMean(q, last)  e = Add(v, eps)
-        r = Pow(e, mhalf)  n = Mul(d, r)  k = Mul(n, g8)  y = Add(k, b8)""",
+    "centred twice": """u = ReduceMean(x, last)  d = Sub(x, u)  d2 = Sub(x, u)  q = Pow(d2, two)
+        v = ReduceMean(q, last)  e = Add(v, eps)  s = Sqrt(e)  n = Div(d, s)  k = Mul(n, g8)  y = Add(k, b8)""",
+    "power of -1/2": """u = ReduceMean(x, last)  d = Sub(x, u)  q = Pow(d, two)  v = ReduceMean(q, last)
+        e = Add(v, eps)  r = Pow(e, mhalf)  n = Mul(d, r)  k = Mul(n, g8)  y = Add(k, b8)""",
     "no bias": f"u = ReduceMean(x, last)  {NORM}  n = Div(d, s)  y = Mul(n, g8)",
     "no scale": f"u = ReduceMean(x, last)  {NORM}  y = Div(d, s)",
 }
@@ -205,7 +207,9 @@ def test_two_added_convolutions_are_two_ops() -> None:
 APART = {
     "two readers": ("c = Conv(x, w)  r = Relu(c)  y = Mul(r, c)", ["Conv", "Chain"]),
     "along another axis": ("c = Conv<pads = [0, 1, 0, 2]>(x, w)  y = Add(c, b4)", ["Conv", "Add"]),
-    "a factor per image": ("c = Conv(x, w)  g = GlobalAveragePool(c)  y = Mul(c, g)", ["Conv", "GlobalAveragePool", "Mul"]),
+    "a factor per image": (
+        "c = Conv(x, w)  g = GlobalAveragePool(c)  y = Mul(c, g)", ["Conv", "GlobalAveragePool", "Mul"],
+    ),
 }  # fmt: skip
 
 
@@ -246,7 +250,8 @@ def test_gemm_takes_what_follows(transposed: int, weights: str) -> None:
 
 def test_transposed_and_scaled_operands() -> None:
     proto = weighted("""agraph (float[B, H, S, 8] q, float[B, H, T, 8] k) => (float[B, H, S, T] y) {
-        a = Mul(q, half)  t = Transpose<perm = [0, 1, 3, 2]>(k)  b = Div(t, three)  p = MatMul(a, b)  y = Add(p, neg) }""")
+        a = Mul(q, half)  t = Transpose<perm = [0, 1, 3, 2]>(k)  b = Div(t, three)  p = MatMul(a, b)
+        y = Add(p, neg) }""")
     q, k = (RNG.normal(0, 1, (2, 3, n, 8)).astype(np.float32) for n in (4, 5))
     assert check_fused(proto, {"q": q, "k": k}, {"matmul+operands": 1, "matmul": 1}) == ["MatMul"]
 
@@ -343,7 +348,19 @@ def test_the_domain_of_fused_ops_is_no_models() -> None:
 
 # --- random graphs ---------------------------------------------------------------------------------------------------
 
-UNARY = ("Relu", "Sigmoid", "Tanh", "Abs", "Neg", "HardSwish", "HardSigmoid", "LeakyRelu", "Softplus", "Identity", "Exp4")
+UNARY = (
+    "Relu",
+    "Sigmoid",
+    "Tanh",
+    "Abs",
+    "Neg",
+    "HardSwish",
+    "HardSigmoid",
+    "LeakyRelu",
+    "Softplus",
+    "Identity",
+    "Exp4",
+)
 SHAPES = ((), (1,), (4, 1, 1), (1, 4, 1, 1), (5,), (2, 4, 4, 5), (1, 1, 4, 1))
 
 
@@ -369,7 +386,9 @@ class Random:
 
     def grow(self) -> None:
         x = self.values[-1] if self.rng.random() < 0.8 else self.rng.choice(self.values)
-        kind = self.rng.choice(("conv", "depthwise", "norm", "unary", "unary", "constant", "constant", "binary", "rows"))
+        kind = self.rng.choice(
+            ("conv", "depthwise", "norm", "unary", "unary", "constant", "constant", "binary", "rows")
+        )
         if kind == "conv":
             self.add("Conv", x, self.constant(4, 4, 1, 1), *[self.constant(4)] * self.rng.randint(0, 1))
         elif kind == "depthwise":

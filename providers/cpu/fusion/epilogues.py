@@ -7,8 +7,9 @@
       -> affine per feature                   in the epilogue: scale and shift
       -> + residual                           in the epilogue, after the activation
 
-Each part may be missing; every value in between has one reader. A residual is a value of the same rank that is not known
-to be smaller or larger. Where the weights are no constants, a factor stays with the product: one number, matrices only.
+Each part may be missing; every value in between has one reader. A residual is a value of the same rank that is not
+known to be smaller or larger. Where the weights are no constants, a factor stays with the product: one number, and for
+matrices only.
 """
 
 from __future__ import annotations

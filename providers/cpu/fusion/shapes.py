@@ -153,7 +153,8 @@ class Inference:
 
 
 _RULES: dict[str, Callable[[Inference, Op], Shape]] = {
-    "Reshape": Inference.reshape, "Shape": Inference.extents, "Transpose": Inference.transpose, "MatMul": Inference.matmul, "Conv": Inference.conv,
+    "Reshape": Inference.reshape, "Shape": Inference.extents,
+    "Transpose": Inference.transpose, "MatMul": Inference.matmul, "Conv": Inference.conv,
     "ReduceMean": Inference.reduction, "ReduceSum": Inference.reduction, "ReduceMax": Inference.reduction,
     "Slice": Inference.slice, "Concat": Inference.concat, "Squeeze": Inference.squeeze,
     "Unsqueeze": Inference.unsqueeze,
@@ -183,5 +184,3 @@ def merged(declared: Shape, found: Shape) -> Shape:
     if declared is None or found is None or len(declared) != len(found):
         return found if declared is None else declared
     return tuple(two if one is None else one for one, two in zip(declared, found, strict=True))
-
-
