@@ -105,7 +105,7 @@ def _gemm(draft: Draft, op: Op, x: int, weights: int, bias: int, shape: Sequence
         if get("beta", 1.0) != 1 or given not in ((features,), (1, features), (1,), ()):
             return None
         if given not in ((features,), (1,)):
-            bias = draft.derived("bias of Gemm", (given[-1] if given else 1,), np.ravel, bias)
+            bias = draft.derived("bias of Gemm", (int(given[-1] or 1) if given else 1,), np.ravel, bias)
     factor = float(get("alpha", 1.0))
     return Source(op, "MatMul", attributes, x, weights, bias, features, -1, 2, along, factor, pattern="gemm")
 
