@@ -32,8 +32,8 @@ ABSENT = -1  # the number of an omitted input or an unnamed output
 class Op:
     """One lowered node. `kernel` is None where the executor itself runs it (If, Loop, Scan, SequenceMap).
 
-    `reads`: numbers of the given inputs and captures; `deterministic`: no random operator, bodies included. `fused`: the
-    original nodes that it stands for besides `origin`, and `title` what they are together (`fusion/`).
+    `reads`: numbers of the given inputs and captures; `deterministic`: no random operator, bodies included.
+    `fused`: the original nodes that it stands for besides `origin`, and `title` what they are together (`fusion/`).
     """
 
     step: Node
@@ -210,9 +210,7 @@ class Code:
             deterministic = all(inner.deterministic for body in bodies.values() for inner in body.ops)
         else:
             deterministic = service.kernel.deterministic
-        op = Op(
-            step, origin, service.kernel, service.parsed, service.reference, inputs, outputs, bodies, deterministic
-        )
+        op = Op(step, origin, service.kernel, service.parsed, service.reference, inputs, outputs, bodies, deterministic)
         op.note_reads()
         return op
 
