@@ -25,6 +25,7 @@ from outrider.providers.wire.dtypes import BY_NUMBER, is_tensor
 from outrider.providers.wire.graph import Shape
 from outrider.scheduler.limits import function_key
 from outrider.scheduler.skeleton import SCHEMAS, Skeleton, body_graphs, has_bodies, walk, walk_nodes
+from outrider.scheduler.standins import STAND_IN, restore, stand_in
 
 HIDDEN = "outrider.hidden"  # a domain no library knows: passes through inference and conversion untouched
 MAX_ROUNDS = 8
@@ -50,6 +51,13 @@ def infer(skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     model.CopyFrom(skeleton.model)
     _clear_output_shapes(model.graph)
     _complete_calls(model)
+    originals = stand_in(model)
+    model = _inferred(model, skeleton, notes)
+    restore(model, originals)
+    return model
+
+
+def _inferred(model: onnx.ModelProto, skeleton: Skeleton, notes: list[str]) -> onnx.ModelProto:
     for function in model.functions:  # what a call knows of its inputs is not seen here
         for node in walk_nodes(function.node):
             if node.op_type in FRAGILE:
@@ -92,9 +100,9 @@ def opset_groups(skeleton: Skeleton) -> list[Mapping[str, int]]:
 
 
 def set_imports(model: onnx.ModelProto, imports: Mapping[str, int]) -> None:
-    """Replace a model's opset imports; the hidden domain comes along."""
+    """Replace a model's opset imports; our own domains come along."""
     del model.opset_import[:]
-    for domain, version in {**imports, HIDDEN: 1}.items():
+    for domain, version in {**imports, HIDDEN: 1, STAND_IN: 1}.items():
         model.opset_import.add(domain=domain, version=version)
 
 
