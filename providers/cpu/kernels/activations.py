@@ -150,7 +150,7 @@ def sigmoid(b: Bind, x: np.ndarray, y: np.ndarray, p: None) -> None:
     sigmoid_steps(b, x, y)
 
 
-def _swish_gate(b: Bind, x: np.ndarray, alpha: float) -> np.ndarray:
+def swish_gate(b: Bind, x: np.ndarray, alpha: float) -> np.ndarray:
     """sigmoid(alpha x), in scratch."""
     gate = b.scratch(x.shape, x.dtype)
     if alpha == 1.0:
@@ -164,14 +164,14 @@ def _swish_gate(b: Bind, x: np.ndarray, alpha: float) -> np.ndarray:
 @_activation("Swish", _floats(alpha=1.0), since=24)
 def swish(b: Bind, x: np.ndarray, y: np.ndarray, p: tuple[float]) -> None:
     """Swish-24: x sigmoid(alpha x)."""
-    b.step(np.multiply, x, _swish_gate(b, x, p[0]), y)
+    b.step(np.multiply, x, swish_gate(b, x, p[0]), y)
 
 
 @kernel("SwiGLU", since=28, dtypes={0: FLOATS, 1: FLOATS}, parse=_floats(alpha=1.0))
 def swiglu(b: Bind, p: tuple[float]) -> None:
     """SwiGLU-28: Swish of the first input times the second; shapes are equal."""
     gate, value = widened(b, b.array(0)), widened(b, b.array(1))
-    product = _swish_gate(b, gate, p[0])
+    product = swish_gate(b, gate, p[0])
     y = b.out(0, gate.shape, b.array(0).dtype)
     b.step(np.multiply, gate, product, product)
     if y.dtype == product.dtype:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.providers.cpu.kernels.depthwise import depthwise
+from outrider.providers.cpu.kernels.epilogue import Epilogue, epilogue, finish_product, parse_epilogue
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.precision import finish, target, widened
 from outrider.providers.cpu.kernels.windows import COLUMNS, Geometry, Window, geometry, padded, sliding, window
@@ -186,17 +187,40 @@ def add_bias(b: Bind, y: np.ndarray, bias: np.ndarray) -> None:
     b.step(np.add, y, b.reshaped(bias, bias.shape + (1,) * (y.ndim - 2)), y)
 
 
-@kernel("Conv", dtypes={0: FLOATS}, parse=parse_convolution)
-def conv(b: Bind, p: Convolution) -> None:
-    """ONNX Conv-22, any number of spatial axes."""
+@dataclass(frozen=True)
+class Fused:
+    """A convolution and what follows it in the same kernel."""
+
+    convolution: Convolution
+    epilogue: Epilogue
+
+
+def _parse_plain(node: Node) -> Fused:
+    return Fused(parse_convolution(node), Epilogue())
+
+
+def _parse_own(node: Node) -> Fused:
+    return Fused(parse_convolution(node), parse_epilogue(node))
+
+
+def _parse_microsoft(node: Node) -> Fused:
+    get = node.attributes.get
+    parameters = [float(value) for value in get("activation_params", ())]
+    return Fused(parse_convolution(node), epilogue(str(get("activation", "")), parameters, "before"))
+
+
+@kernel("Conv", domain="outrider", dtypes={0: FLOATS}, parse=_parse_own)
+@kernel("FusedConv", domain="com.microsoft", dtypes={0: FLOATS}, parse=_parse_microsoft)
+@kernel("Conv", dtypes={0: FLOATS}, parse=_parse_plain)
+def conv(b: Bind, p: Fused) -> None:
+    """ONNX Conv-22, any number of spatial axes; `com.microsoft::FusedConv`; both with all of `epilogue.py`."""
     x, w = b.array(0), widened(b, 1)
-    g = conv_geometry(p, x, w)
+    g = conv_geometry(p.convolution, x, w)
     y = b.out(0, (x.shape[0], w.shape[0]) + g.out, x.dtype)
     total = target(b, y)
     known = None
     if b.is_const(1):
         known = b.const(1) if b.array(1).dtype == w.dtype else w
-    convolve(b, x, w, total, g, p.group, 1, known)
-    if b.has(2):
-        add_bias(b, total, widened(b, 2))
+    convolve(b, x, w, total, g, p.convolution.group, 1, known)
+    finish_product(b, total, p.epilogue, 1)
     finish(b, y, total)

@@ -8,6 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.cpu.kernels.epilogue import (
+    Epilogue,
+    activate,
+    epilogue,
+    finish_product,
+    parse_epilogue,
+    scale,
+)
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.precision import finish, target, widened
 from outrider.providers.wire.dtypes import FLOATS, NUMBERS
@@ -45,21 +53,57 @@ def multiply(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
     b.step(np.matmul, x, w, y)
 
 
-@kernel("MatMul", dtypes={0: _PRODUCTS, 1: _PRODUCTS})
-def matmul(b: Bind, p: None) -> None:
-    """ONNX MatMul-13."""
-    x, w = widened(b, 0), widened(b, 1)
+@dataclass(frozen=True)
+class Product:
+    """Attributes of a fused product. `left`, `right`: the operand's last two axes are swapped; `left_batch`,
+    `right_batch`: its first axis stands between the batch and the last (`transBatchA` of FusedMatMul)."""
+
+    epilogue: Epilogue
+    left: bool = False
+    right: bool = False
+    left_batch: bool = False
+    right_batch: bool = False
+
+
+def _operand(x: np.ndarray, swapped: bool, batch: bool) -> np.ndarray:
+    if x.ndim < 2:
+        return x  # as onnxruntime: a vector is never transposed
+    if batch:
+        x = np.moveaxis(x, 0, -2)
+    return x.swapaxes(-1, -2) if swapped else x
+
+
+def _parse_own(node: Node) -> Product:
+    get = node.attributes.get
+    fused = parse_epilogue(node, float(get("factor", 1.0)))
+    return Product(fused, bool(get("transA", 0)), bool(get("transB", 0)))
+
+
+def _parse_microsoft(node: Node) -> Product:
+    get = node.attributes.get
+    swaps = [bool(get(name, 0)) for name in ("transA", "transB", "transBatchA", "transBatchB")]
+    return Product(Epilogue(factor=float(get("alpha", 1.0))), *swaps)
+
+
+@kernel("MatMul", domain="outrider", dtypes={0: FLOATS, 1: FLOATS}, parse=_parse_own)
+@kernel("FusedMatMul", domain="com.microsoft", dtypes={0: FLOATS, 1: FLOATS}, parse=_parse_microsoft)
+@kernel("MatMul", dtypes={0: _PRODUCTS, 1: _PRODUCTS}, parse=lambda node: Product(Epilogue()))
+def matmul(b: Bind, p: Product) -> None:
+    """ONNX MatMul-13; `com.microsoft::FusedMatMul`; both with all of `epilogue.py` along the last axis."""
+    x = _operand(widened(b, 0), p.left, p.left_batch)
+    w = _operand(widened(b, 1), p.right, p.right_batch)
     y = b.out(0, product_shape(x.shape, w.shape), b.array(0).dtype)
     total = target(b, y)
     multiply(b, x, w, total)
+    finish_product(b, total, p.epilogue, -1)
     finish(b, y, total)
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """Attributes of Gemm."""
+    """Attributes of Gemm and FusedGemm."""
 
-    alpha: float
+    epilogue: Epilogue
     beta: float
     left: bool
     right: bool
@@ -67,16 +111,23 @@ class Scaled:
 
 def _parse_gemm(node: Node) -> Scaled:
     get = node.attributes.get
-    p = Scaled(float(get("alpha", 1.0)), float(get("beta", 1.0)), bool(get("transA", 0)), bool(get("transB", 0)))
+    alpha, beta = float(get("alpha", 1.0)), float(get("beta", 1.0))
     dtype = node.inputs[0].dtype
-    if dtype not in FLOATS and not (p.alpha.is_integer() and p.beta.is_integer()):
-        raise Unsupported(f"alpha {p.alpha} or beta {p.beta} with {dtype}")
-    return p
+    if dtype not in FLOATS and not (alpha.is_integer() and beta.is_integer()):
+        raise Unsupported(f"alpha {alpha} or beta {beta} with {dtype}")
+    parameters = [float(get(name)) for name in ("activation_alpha", "activation_beta") if name in node.attributes]
+    return Scaled(
+        epilogue(str(get("activation", "")), parameters, factor=alpha),
+        beta,
+        bool(get("transA", 0)),
+        bool(get("transB", 0)),
+    )
 
 
+@kernel("FusedGemm", domain="com.microsoft", dtypes={0: FLOATS, 1: FLOATS}, parse=_parse_gemm)
 @kernel("Gemm", since=7, dtypes={0: _PRODUCTS, 1: _PRODUCTS}, parse=_parse_gemm)
 def gemm(b: Bind, p: Scaled) -> None:
-    """ONNX Gemm-13: alpha * A' @ B' + beta * C."""
+    """ONNX Gemm-13: alpha * A' @ B' + beta * C; `com.microsoft::FusedGemm`: an activation of that."""
     x, w = widened(b, 0), widened(b, 1)
     if x.ndim != 2 or w.ndim != 2:
         raise ValueError(f"Gemm takes matrices, these are {list(x.shape)} and {list(w.shape)}")
@@ -84,8 +135,7 @@ def gemm(b: Bind, p: Scaled) -> None:
     y = b.out(0, product_shape(x.shape, w.shape), b.array(0).dtype)
     total = target(b, y)
     multiply(b, x, w, total)
-    if p.alpha != 1:
-        b.step(np.multiply, total, total.dtype.type(p.alpha), total)
+    scale(b, total, p.epilogue.factor)
     if b.has(2) and p.beta != 0:
         c = widened(b, 2)
         if p.beta != 1:
@@ -93,6 +143,7 @@ def gemm(b: Bind, p: Scaled) -> None:
             b.step(np.multiply, c, c.dtype.type(p.beta), scaled)
             c = scaled
         b.step(np.add, total, c, total)
+    activate(b, total, p.epilogue)
     finish(b, y, total)
 
 
