@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.leaks import MARK, Snapshot, settled_leaks, snapshot
+from tests.models import cache_folder
 
 PATIENCE = 3.0  # seconds until something left behind counts as a leak
 HANG_FAST, HANG_SLOW = 120.0, 600.0  # seconds: ten times what such a test may take
@@ -81,6 +82,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[FOLDER] = tempfile.mkdtemp(prefix="ot-")  # short: socket paths end at 107 bytes
     os.environ["TMPDIR"] = tempfile.tempdir = config.stash[FOLDER]
     os.environ["OUTRIDER_CACHE"] = os.path.join(config.stash[FOLDER], "cache")  # no verdict of another run counts
+    kernels = cache_folder() / "kernels"  # except compiled kernels, whose names say what they were compiled from
+    kernels.mkdir(exist_ok=True)
+    os.mkdir(os.environ["OUTRIDER_CACHE"])
+    os.symlink(kernels, os.path.join(os.environ["OUTRIDER_CACHE"], "kernels"))
     os.environ[MARK] = f"{os.getpid()}-{os.path.basename(config.stash[FOLDER])}"
     config.stash[GUARD] = HangGuard()
 

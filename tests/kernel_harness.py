@@ -1,4 +1,9 @@
-"""Runs one node through its cpu kernel, immediate and bound, and compares with an oracle that is not us."""
+"""Runs one node through its cpu kernel and compares with an oracle that is not us.
+
+Each kernel runs immediate and bound, in NumPy and, if it has one, in its compiled implementation, on one thread and on
+several. The implementations are compared with each other, too; the numbers of threads, and the memory orders of the
+inputs, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+from native_library import libraries
 from onnx import helper, numpy_helper
 
 import outrider.providers.cpu.kernels  # noqa: F401  (registers the kernels)
 from outrider.providers.cpu.kernels.frame import Bind, Dynamic, find
+from outrider.providers.cpu.native import Library
 from outrider.providers.wire.dtypes import NUMBER, onnx_name
 from outrider.providers.wire.graph import OMITTED, Node, Value
 
@@ -18,7 +25,14 @@ from outrider.providers.wire.graph import OMITTED, Node, Value
 class Recorded(Bind):
     """The bound mode in small: inputs hold rubbish while steps are recorded, `const` serves only what is named."""
 
-    def __init__(self, node: Node, inputs: Sequence[Any], consts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        inputs: Sequence[Any],
+        consts: Sequence[int],
+        library: Library | None = None,
+        fortran: bool = True,
+    ) -> None:
         self.actual = inputs
         self.consts = set(consts)
         self.recorded: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
@@ -26,11 +40,13 @@ class Recorded(Bind):
         for i, item in enumerate(inputs):
             place = item
             if isinstance(item, np.ndarray) and item.dtype != object:
-                place = np.zeros(item.shape[::-1], item.dtype).T  # Fortran order: kernels must take any strides
+                place = np.zeros(item.shape, item.dtype)
+                if fortran:  # kernels must take any strides
+                    place = np.zeros(item.shape[::-1], item.dtype).T
                 if i in self.consts:
                     place[...] = item
             self.places.append(place)
-        super().__init__(node, [_locked(place) for place in self.places])
+        super().__init__(node, [_locked(place) for place in self.places], _threads(library), library)
 
     def const(self, i: int) -> np.ndarray:
         if i not in self.consts:
@@ -58,6 +74,10 @@ class Recorded(Bind):
             for fn, args in self.recorded:
                 fn(*args)
         return self.results
+
+
+def _threads(library: Library | None) -> int:
+    return 1 if library is None else library.threads
 
 
 def _locked(item: Any) -> Any:
@@ -99,16 +119,25 @@ def plain_node(proto: onnx.NodeProto, opset: int, inputs: Sequence[Any], results
     return Node(0, proto.name or "node", proto.op_type, proto.domain, opset, attributes, values, outputs)
 
 
-def run_node(node: Node, inputs: Sequence[Any], consts: Sequence[int] | None = None) -> list[Any]:
-    """The node's outputs: immediate when `consts` is None, else bound with those inputs known at bind time."""
+def run_node(
+    node: Node,
+    inputs: Sequence[Any],
+    consts: Sequence[int] | None = None,
+    library: Library | None = None,
+    fortran: bool = True,
+) -> list[Any]:
+    """The node's outputs: immediate when `consts` is None, else bound with those inputs known at bind time.
+
+    `library`: the compiled kernels to use. `fortran`: the memory order of a bound node's inputs, else C.
+    """
     entry = find(node)
     parsed = entry.parsed(node)
     inputs = list(inputs)[: len(node.inputs)]
     if consts is None:
-        bind = Bind(node, [_locked(x) for x in inputs])
+        bind = Bind(node, [_locked(x) for x in inputs], _threads(library), library)
         entry.bind(bind, parsed)
         return bind.results
-    recorded = Recorded(node, inputs, consts)
+    recorded = Recorded(node, inputs, consts, library, fortran)
     entry.bind(recorded, parsed)
     return recorded.run()
 
@@ -208,16 +237,48 @@ def check(
     node = plain_node(proto, opset, inputs, [None if e is None else _dtype(e) for e in wanted])
     results = run_node(node, inputs)
     passes = [("immediate", results)]
+    known: Sequence[int] | None = ()
     try:
         passes.append(("bound", run_node(node, inputs, ())))
     except Dynamic:
+        known = None
         if bound:
-            known = range(1, len(node.inputs)) if consts is None else consts
-            passes.append(("bound", run_node(node, inputs, tuple(known))))
+            known = tuple(range(1, len(node.inputs)) if consts is None else consts)
+            passes.append(("bound", run_node(node, inputs, known)))
     else:
         assert bound, "bound=False, yet the node was bound"
-    for mode, got in passes:
+    for mode, got in [*passes, *_compiled(node, inputs, known)]:
         for i, want in enumerate(wanted):
             if want is not None:
                 same(got[i], want, rtol, atol, f"{op_type} output {i}, {mode}")
+                same(got[i], results[i], rtol, atol, f"{op_type} output {i}, {mode} beside NumPy")
     return results
+
+
+def _compiled(node: Node, inputs: Sequence[Any], known: Sequence[int] | None) -> list[tuple[str, list[Any]]]:
+    """The results of the compiled implementation by mode, if there is one; the same bits whatever must not matter."""
+    found = libraries()
+    if found is None:
+        return []
+    one, several = found
+    one.forget()
+    passes = [("compiled", run_node(node, inputs, None, one))]
+    if known is not None:
+        passes.append(("compiled, bound", run_node(node, inputs, known, one)))
+    if not one.used:
+        return []
+    undeclared = one.used - find(node).compiled - {"copy"}  # any kernel may copy
+    assert not undeclared, f"{node.op_type} uses {undeclared}; its kernel must be declared with compiled=..."
+    where = f"{node.op_type}: one thread, and {several.threads}"
+    identical(passes[0][1], run_node(node, inputs, None, several), where)
+    if known is not None:
+        where = f"{node.op_type}: inputs in C order, and in Fortran order on {several.threads} threads"
+        identical(run_node(node, inputs, known, one, False), run_node(node, inputs, known, several), where)
+    return passes
+
+
+def identical(some: Sequence[Any], others: Sequence[Any], where: str) -> None:
+    """Arrays of the same bits; other values are not looked at."""
+    for i, (one, other) in enumerate(zip(some, others, strict=True)):
+        if isinstance(one, np.ndarray) and one.dtype != object:
+            assert one.tobytes() == other.tobytes(), f"{where}: output {i} has other bits"

@@ -43,8 +43,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+<<<<<<< HEAD
 from outrider.providers.cpu.kernels.copying import copier
 from outrider.providers.cpu.native import Library
+=======
+from outrider.providers.cpu.kernels.copying import copy_call
+from outrider.providers.cpu.native import FAMILIES, Library
+>>>>>>> 370fd17
 from outrider.providers.wire.dtypes import is_raw, numpy_dtype
 from outrider.providers.wire.graph import Node
 
@@ -223,7 +228,10 @@ def channels_last(rank: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Kernel(Generic[P]):
-    """A registered kernel. `since` is the first opset it serves; the highest one not above the node's is taken."""
+    """A registered kernel. `since` is the first opset it serves; the highest one not above the node's is taken.
+
+    `compiled`: the families of compiled kernels that may do its work.
+    """
 
     op_type: str
     domain: str
@@ -232,6 +240,7 @@ class Kernel(Generic[P]):
     parse: Callable[[Node], P] | None
     dtypes: Mapping[int, frozenset[str]]
     deterministic: bool
+    compiled: frozenset[str] = frozenset()
 
     def parsed(self, node: Node) -> P | None:
         """What `parse` makes of the node; raises Unsupported with the reason."""
@@ -257,16 +266,21 @@ def kernel(
     parse: Callable[[Node], Any] | None = None,
     dtypes: Mapping[int, Iterable[str]] | None = None,
     deterministic: bool = True,
+    compiled: str | Iterable[str] = (),
 ) -> Callable[[Callable[[Bind, Any], None]], Callable[[Bind, Any], None]]:
     """Register the decorated function as the kernel of an operator.
 
     `dtypes`: input position -> ONNX dtypes it takes (missing positions take anything). Stack the decorator to serve
     several operators with one function. `deterministic=False` keeps the node from being folded (random operators).
+    `compiled`: the families whose compiled kernels it may call, for the page of operators and for tests.
     """
 
     def register(fn: Callable[[Bind, Any], None]) -> Callable[[Bind, Any], None]:
         allowed = {i: frozenset(names) for i, names in (dtypes or {}).items()}
-        entry = Kernel(op_type, domain, since, fn, parse, allowed, deterministic)
+        families = frozenset([compiled] if isinstance(compiled, str) else compiled)
+        if not families <= set(FAMILIES):
+            raise ValueError(f"no families {', '.join(sorted(families - set(FAMILIES)))} of compiled kernels")
+        entry = Kernel(op_type, domain, since, fn, parse, allowed, deterministic, families)
         versions = KERNELS.setdefault((domain, op_type), [])
         if any(other.since == since for other in versions):
             raise ValueError(f"two kernels for {domain or 'ai.onnx'}::{op_type} since {since}")
