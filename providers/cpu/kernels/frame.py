@@ -43,13 +43,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-<<<<<<< HEAD
 from outrider.providers.cpu.kernels.copying import copier
-from outrider.providers.cpu.native import Library
-=======
-from outrider.providers.cpu.kernels.copying import copy_call
 from outrider.providers.cpu.native import FAMILIES, Library
->>>>>>> 370fd17
 from outrider.providers.wire.dtypes import is_raw, numpy_dtype
 from outrider.providers.wire.graph import Node
 
