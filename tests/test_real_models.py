@@ -17,7 +17,6 @@ from tests.oracle import assert_agree, run_ort
 
 PICKY = f"{Path(__file__).with_name('own_providers.py')}:Picky"
 CPUS = ("cpu", "cpu:1", "cpu:2")
-OWN_KERNELS = ("basic-pitch", "silero", "ppocr-cls")  # families that onnx.reference serves no node of
 CUT = ("basic-pitch", "ppocr-cls", "silero-16k", "silero-sequence")
 SILERO = [name for name, model in MODELS.items() if model.family == "silero"]
 MAGIKA_LABELS = {"python": 143, "html": 71}  # positions in the model's own list of labels
@@ -27,6 +26,13 @@ MAGIKA_LABELS = {"python": 143, "html": 71}  # positions in the model's own list
 def fleet() -> Iterator[outrider.Fleet]:
     """Three workers with one thread each: BLAS gives other bits on two."""
     with outrider.Fleet([outrider.ProviderSpec(name, threads=1) for name in CPUS]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def uncompiled() -> Iterator[outrider.Fleet]:
+    """A worker that computes in NumPy."""
+    with outrider.Fleet([outrider.ProviderSpec("cpu", options={"compiled": False}, threads=1)]) as made:
         yield made
 
 
@@ -75,16 +81,24 @@ def names_that_run(graph: onnx.GraphProto) -> set[str]:
     return found
 
 
-@pytest.mark.fast
-@pytest.mark.parametrize("name", MODELS)
-def test_one_worker_agrees_with_onnxruntime(fleet: outrider.Fleet, name: str) -> None:
+def agrees_with_onnxruntime(fleet: outrider.Fleet, name: str) -> None:
     with open_model(fleet, name) as session:
         nodes = session.placement().to_dict()["nodes"]
         for seed in range(3):  # shapes change with the seed where the model allows it
             inputs = feeds(name, seed)
             assert_agree(run_all(session, inputs), run_ort(model_path(name), inputs), tolerance(name))
-    if MODELS[name].family in OWN_KERNELS:
-        assert [node["name"] for node in nodes if node["reference"]] == []
+    assert [node["name"] for node in nodes if node["reference"]] == []
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", MODELS)
+def test_one_worker_agrees_with_onnxruntime_and_kernels_of_ours_serve_it_all(fleet: outrider.Fleet, name: str) -> None:
+    agrees_with_onnxruntime(fleet, name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_so_it_does_without_the_compiled_kernels(uncompiled: outrider.Fleet, name: str) -> None:
+    agrees_with_onnxruntime(uncompiled, name)
 
 
 @pytest.mark.parametrize("name", MODELS)

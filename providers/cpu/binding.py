@@ -20,7 +20,8 @@ from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
 from outrider.providers.cpu.items import LATE, LATE_ITEM, Item
 from outrider.providers.cpu.modes import immediate
-from outrider.providers.cpu.native import merged
+from outrider.providers.cpu.native import Call, merged
+from outrider.providers.cpu.operations import operations
 from outrider.providers.cpu.records import BOUND, Record
 from outrider.providers.wire.failures import fail
 
@@ -182,29 +183,39 @@ class Binding:
     def _run_traced(self, env: dict[int, Any]) -> None:
         """`run_inside` with a span per node, and one for copies into places."""
         pairs = zip(self._bound_steps(), self._owners, strict=True)
-        for _, line in itertools.groupby(pairs, key=lambda pair: None if pair[1] is None else id(pair[1].origin)):
+        for op, group in itertools.groupby(pairs, key=lambda pair: pair[1]):
+            steps = [step for step, _ in group]
             self.code.stop_if_cancelled()
             start = monotonic_ns()
-            for step, op in line:
-                try:
+            try:
+                for step in steps:
                     step()
-                except Exception as cause:
-                    self._failed(op, cause)
-            self._told(op, start, [] if op is None else [self.item(n).value for n in op.outputs if n != ABSENT])
+            except Exception as cause:
+                self._failed(op, cause)
+            end = monotonic_ns()
+            if op is None:
+                self._trace.span("results", start, end)
+            else:
+                self._told(op, start, end, {}, steps)
         for late, dead in zip(self.late, self._releases, strict=True):
             start = monotonic_ns()
             late(env, self)
-            self._told(late.op, start, [env.get(n) for n in late.op.outputs])
+            self._told(late.op, start, monotonic_ns(), env)
             for number in dead:
                 env.pop(number, None)
 
-    def _told(self, op: Op | None, start: int, made: Sequence[Any]) -> None:
-        """The span of a node that ran since `start` and made these values."""
+    def _told(
+        self, op: Op, start: int, end: int, env: Mapping[int, Any], steps: Sequence[Callable[[], Any]] = ()
+    ) -> None:
+        """The span of an op that ran in these steps, or late; what is late is in `env`."""
+        given, made = (
+            [None if n == ABSENT else env[n] if n in env else self.item(n).value for n in numbers]
+            for numbers in (op.inputs, op.outputs)
+        )
         nbytes = sum(value.nbytes for value in made if isinstance(value, np.ndarray))
-        if op is None:
-            self._trace.span("results", start, monotonic_ns())
-        else:
-            self._trace.span(op.origin.name, start, monotonic_ns(), op.origin.label, nbytes)
+        names = dict.fromkeys(step.name if isinstance(step, Call) else "numpy" for step in steps)
+        kernel = " ".join([op.step.op_type, *names])
+        self._trace.span(op.origin.name, start, end, op.origin.label, nbytes, kernel, operations(op.step, given, made))
 
 
 class LateKernel:

@@ -131,11 +131,14 @@ class Trace:
         self.on = False
         self.recorder: Recorder | None = None
 
-    def span(self, name: str, start: int, end: int, op: str = "", nbytes: int = 0) -> None:
+    def span(
+        self, name: str, start: int, end: int, op: str = "", nbytes: int = 0, kernel: str = "", operations: int = 0
+    ) -> None:
         """A step that this thread has done: `start`, `end` from `time.monotonic_ns()`.
 
-        `name`: of the node; `op`: its `label`, 'domain::op'; `nbytes`: of what it made. Raises ValueError for an end
-        before its start.
+        `name`: of the node; `op`: its `label`, 'domain::op'; `nbytes`: of what it made; `kernel`: what computed it;
+        `operations`: multiplications and additions, where they are known. Raises ValueError for an end before its
+        start.
         """
         if start > end:
             raise ValueError(f"the span {name!r} ends {start - end} ns before it starts")
@@ -143,6 +146,10 @@ class Trace:
             args: Args = {"bytes": nbytes}
             if op:
                 args["op"] = op
+            if kernel:
+                args["kernel"] = kernel
+            if operations:
+                args["operations"] = operations
             self.recorder.step(name, op, start, end, args)
 
     def into(self, recorder: Recorder | None) -> Trace:

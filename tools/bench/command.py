@@ -31,7 +31,8 @@ BENCHES = {
     "profile": "where the microseconds of one hop go, step by step",
     "flight": "runs per second for 1 to 8 runs in flight",
     "stages": "two balanced stages, and two replicas, against one run after the other",
-    "models": "the cpu provider beside onnxruntime (MODEL ...; default @basic-pitch)",
+    "models": "the cpu provider beside other runtimes (MODEL ...; default @basic-pitch)",
+    "nodes": "where the milliseconds of a model go in the cpu provider, node by node (MODEL ...)",
     "start": "start-up: import, workers, loading, the first run",
     "crash": "what a killed worker costs: until the error, until the right result, with a spare",
     "planning": "from claims to partitions, for growing graphs",
@@ -49,9 +50,15 @@ def add_parser(commands: Any) -> None:
         epilog="  ".join(f"{name}: {what}." for name, what in BENCHES.items()),
     )
     parser.add_argument("what", choices=[*BENCHES, "all"], help="what to measure; `all` takes some minutes")
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=".onnx files for `models` and `all`")
     parser.add_argument(
-        "--feeds", metavar="FOLDER", help="inputs of the models, NAME.npz for NAME.onnx (default: made)"
+        "models", nargs="*", metavar="MODEL", help=".onnx files, or folders of such, for `models`, `nodes` and `all`"
+    )
+    parser.add_argument(
+        "--feeds", metavar="FOLDER", help="inputs of the models, NAME.npz for NAME.onnx (default: beside it, else made)"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="`models` and `nodes`: only with so many threads")
+    parser.add_argument(
+        "--compiled", default="True", metavar="X", help="`nodes`: the cpu provider's option, as False or conv+gemm"
     )
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds to take the median of (default 7)")
     parser.add_argument("--quick", action="store_true", help="a few calls of everything: shows the rows, not the times")
@@ -64,8 +71,9 @@ def add_parser(commands: Any) -> None:
 def command(args: argparse.Namespace) -> int:
     """Measure, print and keep. Exit code 0 whatever the figures are."""
     _check(args)
-    models = [model_path(one) for one in args.models or ["@basic-pitch"]]
-    request = Request(args.rounds, args.quick, models, args.feeds)
+    models = [path for one in args.models or ["@basic-pitch"] for path in _models(model_path(one))]
+    compiled = args.compiled if args.compiled not in ("True", "False") else args.compiled == "True"
+    request = Request(args.rounds, args.quick, models, args.feeds, args.threads, compiled)
     documents: list[dict[str, Any]] = []
     drawn: list[tuple[str, list[Row]]] = []
     for name in list(BENCHES) if args.what == "all" else [args.what]:
@@ -90,6 +98,11 @@ def command(args: argparse.Namespace) -> int:
     return 0
 
 
+def _models(path: str) -> list[str]:
+    """The path, or the models in it if it is a folder."""
+    return sorted(map(str, Path(path).glob("*.onnx"))) if os.path.isdir(path) else [path]
+
+
 def _check(args: argparse.Namespace) -> None:
     """Raise InvalidOptionError for what would be ignored, or fail after minutes; make the folder to save to."""
 
@@ -98,10 +111,15 @@ def _check(args: argparse.Namespace) -> None:
 
     if args.rounds < 1:
         refuse("--rounds", args.rounds, "at least 1")
-    if args.what not in ("models", "all"):
-        for name, value in (("MODEL", " ".join(args.models)), ("--feeds", args.feeds)):
+    if args.threads is not None and args.threads < 1:
+        refuse("--threads", args.threads, "at least 1")
+    if args.what not in ("models", "nodes", "all"):
+        for name, value in (("MODEL", " ".join(args.models)), ("--feeds", args.feeds), ("--threads", args.threads)):
             if value:
-                refuse(name, value, f"none with {args.what}; it is for `models` and `all`")
+                refuse(name, value, f"none with {args.what}; it is for `models`, `nodes` and `all`")
+    for folder in filter(os.path.isdir, args.models):
+        if not _models(folder):
+            refuse("MODEL", folder, "a folder with .onnx files in it")
     if args.feeds is not None and not os.path.isdir(args.feeds):
         refuse("--feeds", args.feeds, "an existing folder")
     if args.plot is not None and not (args.plot.endswith(".svg") and os.path.isdir(os.path.dirname(args.plot) or ".")):

@@ -23,13 +23,16 @@ Sample = Callable[[int], Sequence[float]]
 class Request:
     """What was asked for. `quick`: a few calls of everything, to see that it works; such figures are worth nothing.
 
-    `models`: paths; `feeds`: the folder of their inputs, `NAME.npz` for `NAME.onnx`.
+    `models`: paths; `feeds`: the folder of their inputs, `NAME.npz` for `NAME.onnx`, else they lie beside it.
+    `threads`: only with so many; `compiled`: the option of the cpu provider.
     """
 
     rounds: int = 7
     quick: bool = False
     models: Sequence[str] = ()
     feeds: str | None = None
+    threads: int | None = None
+    compiled: bool | str = True
 
     def calls(self, wanted: int) -> int:
         """How many calls to make where `wanted` would give a steady median."""

@@ -15,14 +15,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from outrider.scheduler import InferenceSession, ProviderSpec
 from outrider.scheduler.cores import usable_cores
 from outrider.tools.bench.baselines import installed
 from outrider.tools.bench.measure import Budget, Request, Round, Row, Sample, interleave, judged, row, skipped, timed
-from outrider.tools.inputs import make_inputs, read_npz
+from outrider.tools.bench.nodes import model_feed
 
 SECONDS = 0.4  # of runs per variant and round
 PAUSE = 0.05
@@ -60,7 +59,7 @@ def _compared(request: Request, path: str, threads: int) -> tuple[list[Row], flo
     """Rows of one model, and the ratio of cpu to onnxruntime as it comes."""
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(InferenceSession(path, providers=[ProviderSpec("cpu", threads=threads)]))
-        feed = _feed(request, path, ours)
+        feed = model_feed(request, path, ours)
         calls: dict[str, Call] = {"cpu": lambda: ours.run(None, feed)}
         if installed("onnxruntime"):
             calls[SPINS] = _onnxruntime(path, feed, threads, spinning=True)
@@ -88,12 +87,6 @@ def _compared(request: Request, path: str, threads: int) -> tuple[list[Row], flo
     elif reason:
         made.append(skipped(f"{title}: {NXRT}", "ms", reason))
     return made, made[0].ratio
-
-
-def _feed(request: Request, path: str, made: InferenceSession) -> Mapping[str, Any]:
-    """The model's own inputs, if there are some, else made ones."""
-    given = Path(request.feeds or "", f"{Path(path).stem}.npz")
-    return read_npz(str(given)) if request.feeds and given.exists() else make_inputs(made.get_inputs())
 
 
 def _threads(count: int) -> str:
@@ -129,7 +122,7 @@ def _opening(request: Request, path: str) -> list[Row]:
         start = time.perf_counter()
         with InferenceSession(path) as ours:
             opened["cpu"].append(_since(start))
-            feed = feed or _feed(request, path, ours)
+            feed = feed or model_feed(request, path, ours)
             start = time.perf_counter()
             ours.run(None, feed)
             first["cpu"].append(_since(start))
