@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.depthwise import depthwise
+from outrider.providers.cpu.kernels.depthwise import compiled_depthwise, depthwise
 from outrider.providers.cpu.kernels.epilogue import Epilogue, epilogue, finish_product, parse_epilogue
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.precision import finish, target, widened
@@ -209,13 +209,18 @@ def _parse_microsoft(node: Node) -> Fused:
     return Fused(parse_convolution(node), epilogue(str(get("activation", "")), parameters, "before"))
 
 
-@kernel("Conv", domain="outrider", dtypes={0: FLOATS}, parse=_parse_own)
-@kernel("FusedConv", domain="com.microsoft", dtypes={0: FLOATS}, parse=_parse_microsoft)
-@kernel("Conv", dtypes={0: FLOATS}, parse=_parse_plain)
+_COMPILED = ("conv", "depthwise", "copy")
+
+
+@kernel("Conv", domain="outrider", dtypes={0: FLOATS}, parse=_parse_own, compiled=_COMPILED)
+@kernel("FusedConv", domain="com.microsoft", dtypes={0: FLOATS}, parse=_parse_microsoft, compiled=_COMPILED)
+@kernel("Conv", dtypes={0: FLOATS}, parse=_parse_plain, compiled=_COMPILED)
 def conv(b: Bind, p: Fused) -> None:
     """ONNX Conv-22, any number of spatial axes; `com.microsoft::FusedConv`; both with all of `epilogue.py`."""
     x, w = b.array(0), widened(b, 1)
     g = conv_geometry(p.convolution, x, w)
+    if 1 < x.shape[1] == p.convolution.group and compiled_depthwise(b, w, g, p.epilogue):
+        return
     y = b.out(0, (x.shape[0], w.shape[0]) + g.out, x.dtype)
     total = target(b, y)
     known = None

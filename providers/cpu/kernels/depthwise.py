@@ -6,12 +6,17 @@ Shapes: x [N, C, *spatial], weights [C * times, 1, *kernel], y [N, C * times, *o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.frame import Bind
+from outrider.providers.cpu.kernels.epilogue import Epilogue, compiled_epilogue
+from outrider.providers.cpu.kernels.frame import Bind, channels_last
 from outrider.providers.cpu.kernels.windows import COLUMNS, Geometry, padded, sliding
+
+# As depthwise.c has them: outputs of a tile at an edge, and pointers to the inputs of one.
+_EDGE, _MOST_POINTERS = 4, 1024
 
 
 def _by_taps(windows: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
@@ -148,3 +153,57 @@ def depthwise(
                     )
                 )
     b.step(_run_bands, blocks)
+
+
+# Compiled ------------------------------------------------------------------------------------------------------------
+def _two(values: Sequence[int], absent: int, swapped: bool) -> tuple[int, int]:
+    """What the spatial axes have, for rows and columns; a single axis is the columns."""
+    rows, columns = (absent, *values)[-2:]
+    return (columns, rows) if swapped else (rows, columns)
+
+
+def compiled_depthwise(b: Bind, w: np.ndarray, g: Geometry, p: Epilogue) -> bool:
+    """Record the whole convolution, epilogue included, by the compiled library; False where that does not take it.
+
+    It takes float32, one or two spatial axes, eight or more channels, as many outputs as inputs.
+    """
+    library, x = b.compiled("depthwise"), b.array(0)
+    images, channels = x.shape[:2]
+    shape = (images, w.shape[0]) + g.out
+    if library is None or x.dtype != np.float32 or x.ndim > 4 or not 8 <= channels == w.shape[0]:
+        return False
+    # Along the columns inputs serve several outputs: a kernel of one column goes along the rows.
+    swapped = len(g.kernel) == 2 and g.kernel[1] == 1 and g.kernel[0] > 1
+    kernel, strides, dilations = (_two(v, 1, swapped) for v in (g.kernel, g.strides, g.dilations))
+    begin, spatial, out = _two(g.begin, 0, swapped), _two(g.spatial, 1, swapped), _two(g.out, 1, swapped)
+    pointers = kernel[0] * max(_EDGE * kernel[1], (_EDGE - 1) * strides[1] + kernel[1])
+    if 0 in shape or 0 in x.shape or 0 in w.shape or pointers > _MOST_POINTERS:
+        return False
+    last = channels_last(x.ndim)
+    order = (0, 3, 2, 1) if swapped else last
+    y = b.out(0, shape, np.float32, last)
+    place = y if y.strides[1] == 4 else b.scratch(shape, np.float32, last)
+    if x.strides[1] != 4:
+        x = b.contiguous(x, last)
+
+    def taps_first(known: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(np.moveaxis(known[:, 0], 0, -1))
+
+    weights = b.packed("taps first", 1, taps_first) if b.is_const(1) else b.contiguous(w, (*range(2, w.ndim), 0, 1))
+    parts = max(1, min(out[1] // 64, -(-8 * library.threads // (images * out[0]))))
+    tasks = library.tasks(images * out[0] * parts, y.size * (0.3 + 0.03 * math.prod(kernel)), 4)
+    steps = [(images_step, *_two(rest, 0, swapped)) for images_step, _, *rest in (_floats(place), _floats(x))]
+    b.step(
+        library.call(
+            "or_depthwise", tasks, place, x, weights, np.zeros(channels, np.float32), channels, images, parts, tasks,
+            *steps[0], *steps[1], *spatial, *out, *kernel, *strides, *dilations, *begin,
+            *compiled_epilogue(b, p, y, order),
+        )
+    )  # fmt: skip
+    if place is not y:
+        b.copy(y, place)
+    return True
+
+
+def _floats(x: np.ndarray) -> list[int]:
+    return [step // 4 for step in x.strides]

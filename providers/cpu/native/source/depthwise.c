@@ -20,7 +20,7 @@
 struct or_depthwise {
     float *y;
     const float *x, *w, *outside;
-    int64_t channels, images, tasks;
+    int64_t channels, images, parts, tasks; /* parts: of each row of y, so that there is enough to share */
     int64_t y_image, y_row, y_pixel, x_image, x_row, x_pixel; /* floats */
     int64_t x_rows, x_columns, y_rows, y_columns, w_rows, w_columns;
     int64_t row_stride, column_stride, row_dilation, column_dilation, row_begin, column_begin;
@@ -186,8 +186,9 @@ static void point(const struct or_depthwise *a, struct tile *t, const float *row
                 *at++ = k < used ? input(a, row, left + k) : a->outside;
 }
 
-/* Row i of image n of y. */
-static void row(const struct or_depthwise *a, int64_t n, int64_t i, channels_of whole, channels_of edge)
+/* Columns `from` .. `to` - 1 of row i of image n of y. */
+static void row(const struct or_depthwise *a, int64_t n, int64_t i, int64_t from, int64_t to, channels_of whole,
+                channels_of edge)
 {
     const float *at[MOST_POINTERS];
     const int64_t S = a->column_stride, reach = (a->w_columns - 1) * a->column_dilation;
@@ -204,14 +205,14 @@ static void row(const struct or_depthwise *a, int64_t n, int64_t i, channels_of 
     block = block < 32 ? 32 : block;
     for (int64_t c = 0; c < a->channels;) {
         int64_t until = a->channels - c < block + 8 ? a->channels : c + block;
-        for (int64_t j = 0; j < a->y_columns;) {
+        for (int64_t j = from; j < to;) {
             struct tile t = {a->y + n * a->y_image + i * a->y_row + j * a->y_pixel, NULL, at,
                              first, stop - first, TILE, (n * a->y_rows + i) * a->y_columns + j};
-            if (whole && j >= inside && j + TILE <= end) {
+            if (whole && j >= inside && j + TILE <= end && j + TILE <= to) {
                 t.x = x + (j * S - a->column_begin) * a->x_pixel;
                 whole(a, &t, c, until);
             } else {
-                t.outputs = a->y_columns - j < EDGE ? a->y_columns - j : EDGE;
+                t.outputs = to - j < EDGE ? to - j : EDGE;
                 point(a, &t, x, j, edge == edge_any, at);
                 edge(a, &t, c, until);
             }
@@ -227,7 +228,10 @@ KERNEL(or_depthwise)
     channels_of whole, edge;
     int64_t first, last;
     choose(a, &whole, &edge);
-    share(a->images * a->y_rows, task, a->tasks, &first, &last);
-    for (int64_t k = first; k < last; k++)
-        row(a, k / a->y_rows, k % a->y_rows, whole, edge);
+    share(a->images * a->y_rows * a->parts, task, a->tasks, &first, &last);
+    for (int64_t k = first; k < last; k++) {
+        int64_t number = k / a->parts, from, to;
+        share(a->y_columns, k % a->parts, a->parts, &from, &to);
+        row(a, number / a->y_rows, number % a->y_rows, from, to, whole, edge);
+    }
 }
