@@ -2,11 +2,14 @@
  *
  *     y[n, i, j, c] = epilogue(sum over r, s of x[n, i * stride + r * dilation - begin, ..., c] * w[r, s, c])
  *
- * An item of work is a block of LANES channels of a segment of columns of a band of rows of one image; tasks share the
- * items. The rows of x that the kernel reaches are copied, with zeros left and right, into a ring of rows that the L1
- * cache holds: whatever the strides of x, neighbours lie side by side there, and no two of them fall on one another in
- * the cache. Kernel rows outside the image are left out. A tile, a few neighbours of a row of y, is summed in registers,
- * eight channels at a time: an input that is loaded serves all outputs of the tile that it belongs to.
+ * An item of work is a range of channels of a segment of columns of a band of rows of one image; tasks share the items.
+ * A tile, a few neighbours of a row of y, is summed in registers, eight channels at a time: an input that is loaded
+ * serves all outputs of the tile that it belongs to. Kernel rows outside the image are left out.
+ *
+ * Either the rows of x that the kernel reaches are copied, LANES channels at a time, with zeros left and right, into a
+ * ring of rows that the L1 cache holds: whatever the strides of x, neighbours lie side by side there, and no two of them
+ * fall on one another in the cache. Or, where a kernel of three columns meets strides that the cache can take, tiles
+ * read x where it lies, and only those at an edge have their inputs copied: a third less time.
  *
  * Channels are contiguous in x and y, all other strides are free. w is [blocks, kernel rows, kernel columns, LANES], with
  * zeros after the last channel; the residual is dense, [N, rows, columns, C].
@@ -24,14 +27,15 @@ struct or_depthwise {
     const float *x, *w;
     float *scratch;                                    /* threads x `memory` floats */
     int64_t memory, channels, images, tasks;
-    int64_t bands, segments, ring, width;              /* ring: rows, of `width` positions each */
+    int64_t bands, segments, range;                    /* range: channels of an item, a multiple of LANES */
+    int64_t direct, ring, width;                       /* ring: rows, of `width` positions each */
     int64_t y_image, y_row, y_pixel, x_image, x_row, x_pixel; /* floats */
     int64_t x_rows, x_columns, y_rows, y_columns, w_rows, w_columns;
     int64_t row_stride, column_stride, row_dilation, column_dilation, row_begin, column_begin;
     struct epilogue e;
 };
 
-/* A tile of one kernel: where its first input lies in each of the `rows` kernel rows from `first` on. */
+/* A tile: where its first input lies in each of the `rows` kernel rows that count. */
 struct tile {
     float *y;
     const float *x[MOST_ROWS], *w;
@@ -71,17 +75,22 @@ INLINE void finish_swift(const struct or_depthwise *a, const struct tile *t, con
         finish(a, t, copy, h);
         return;
     }
-    const v8 bias = a->e.bias ? load8(a->e.bias + t->c + h) : all8(0);
-    const int hard = a->e.activation == HARD_SWISH;
-    const int full = t->outputs == T && t->lanes - h >= 8;
-    for (int k = 0; k < T; k++) {
-        v8 y = sum[k] + bias;
-        y = hard ? activate8(HARD_SWISH, y, 0, 0) : clamp8(y, t->low, t->high);
-        if (full)
-            store8(t->y + k * a->y_pixel + h, y);
-        else if (k < t->outputs)
-            keep(t->y + k * a->y_pixel + h, y, t->lanes - h);
-    }
+    const v8 bias = a->e.bias ? load8(a->e.bias + t->c + h) : all8(0), low = all8(t->low), high = all8(t->high);
+    const int64_t step = a->y_pixel, lanes = t->lanes - h, outputs = t->outputs;
+    float *to = t->y + h;
+    v8 y[TILE];
+    if (a->e.activation == HARD_SWISH)
+        for (int k = 0; k < T; k++)
+            y[k] = activate8(HARD_SWISH, sum[k] + bias, 0, 0);
+    else
+        for (int k = 0; k < T; k++)
+            y[k] = min8(high, max8(low, sum[k] + bias));
+    if (outputs == T && lanes >= 8)
+        for (int k = 0; k < T; k++, to += step)
+            store8(to, y[k]);
+    else
+        for (int k = 0; k < T && k < outputs; k++, to += step)
+            keep(to, y[k], lanes);
 }
 
 /* Whether what follows is short, and then between what the result is clamped. */
@@ -94,8 +103,8 @@ static void look(const struct or_depthwise *a, struct tile *t)
     t->high = e->activation == CLIP ? (float)e->beta : INFINITY;
 }
 
-/* A tile of T outputs; K columns in the kernel, S: stride along a row, dilation 1. */
-INLINE void sums(const struct or_depthwise *a, const struct tile *t, const int K, const int S, const int T)
+/* A tile of T outputs; K columns in the kernel, S: stride along a row, dilation 1; `step`: floats between inputs. */
+INLINE void sums(const struct or_depthwise *a, const struct tile *t, const int K, const int S, const int T, int64_t step)
 {
     for (int64_t h = 0; h < t->lanes; h += 8) {
         const float *w = t->w + h;
@@ -106,7 +115,7 @@ INLINE void sums(const struct or_depthwise *a, const struct tile *t, const int K
             const float *x = t->x[r] + h;
 #pragma GCC unroll 32
             for (int j = 0; j < (T - 1) * S + K; j++) {
-                v8 in = load8(x + j * LANES);
+                const v8 in = load8(x + j * step);
 #pragma GCC unroll 8
                 for (int s = 0; s < K; s++)
                     if (j >= s && (j - s) % S == 0 && (j - s) / S < T)
@@ -119,16 +128,20 @@ INLINE void sums(const struct or_depthwise *a, const struct tile *t, const int K
 
 typedef void (*tiler)(const struct or_depthwise *, const struct tile *);
 
-static void tile31(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 1, TILE); }
-static void half31(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 1, TILE / 2); }
-static void tile32(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 2, TILE); }
-static void half32(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 2, TILE / 2); }
-static void tile51(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 5, 1, TILE); }
-static void half51(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 5, 1, TILE / 2); }
-static void tile52(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 5, 2, TILE); }
-static void half52(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 5, 2, TILE / 2); }
-static void tile71(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 7, 1, TILE); }
-static void half71(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 7, 1, TILE / 2); }
+static void tile31(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 1, TILE, LANES); }
+static void half31(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 1, TILE / 2, LANES); }
+static void tile32(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 2, TILE, LANES); }
+static void half32(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 2, TILE / 2, LANES); }
+static void tile51(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 5, 1, TILE, LANES); }
+static void half51(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 5, 1, TILE / 2, LANES); }
+static void tile52(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 5, 2, TILE, LANES); }
+static void half52(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 5, 2, TILE / 2, LANES); }
+static void tile71(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 7, 1, TILE, LANES); }
+static void half71(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 7, 1, TILE / 2, LANES); }
+static void direct31(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 1, TILE, a->x_pixel); }
+static void straight31(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 1, TILE / 2, a->x_pixel); }
+static void direct32(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 2, TILE, a->x_pixel); }
+static void straight32(const struct or_depthwise *a, const struct tile *t) { sums(a, t, 3, 2, TILE / 2, a->x_pixel); }
 
 /* Any kernel, stride and dilation. */
 INLINE void sums_any(const struct or_depthwise *a, const struct tile *t, const int T)
@@ -173,9 +186,10 @@ static void copy_row(const struct or_depthwise *a, float *to, const float *row, 
     for (int64_t j = 0; j < before; j++, to += LANES)
         memset(to, 0, 4 * LANES);
     const float *x = row + (left + before) * a->x_pixel;
-    for (int64_t j = before; j < inside; j++, to += LANES, x += a->x_pixel)
+    const int64_t step = a->x_pixel, ahead = a->x_row;
+    for (int64_t j = before; j < inside; j++, to += LANES, x += step)
         if (lanes == LANES) {
-            __builtin_prefetch(x + a->x_row);
+            __builtin_prefetch(x + ahead);
             store8(to, load8(x));
             store8(to + 8, load8(x + 8));
         } else {
@@ -188,31 +202,97 @@ static void copy_row(const struct or_depthwise *a, float *to, const float *row, 
 
 INLINE int64_t ceiling(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
-/* A block of channels of the columns j0 .. j1 - 1 of the rows i0 .. i1 - 1 of image n. */
-static void item(const struct or_depthwise *a, float *ring, int64_t n, int64_t i0, int64_t i1, int64_t j0, int64_t j1,
-                 int64_t block, tiler whole, tiler half)
+/* Of row i of y: the kernel rows that lie inside the image, from the one returned on, t->rows of them. */
+static int64_t inside(const struct or_depthwise *a, struct tile *t, int64_t top)
 {
-    const int64_t c = block * LANES, left = j0 * a->column_stride - a->column_begin;
-    struct tile t = {.c = c, .lanes = a->channels - c < LANES ? a->channels - c : LANES};
-    const float *x = a->x + n * a->x_image + c, *w = a->w + block * a->w_rows * a->w_columns * LANES;
+    const int64_t D = a->row_dilation;
+    int64_t first = top < 0 ? ceiling(-top, D) : 0, stop = a->x_rows > top ? ceiling(a->x_rows - top, D) : 0;
+    stop = stop < a->w_rows ? stop : a->w_rows;
+    t->rows = stop > first ? stop - first : 0;
+    return first;
+}
+
+/* A part of y: columns j0 .. j1 - 1 of rows i0 .. i1 - 1 of image n, channels c0 .. c1 - 1. */
+struct part {
+    int64_t n, i0, i1, j0, j1, c0, c1;
+};
+
+/* Position (i, j) of y and channel c are where the tile is. */
+INLINE void aim(const struct or_depthwise *a, const struct part *p, struct tile *t, int64_t i, int64_t j, int64_t c)
+{
+    t->c = c;
+    t->lanes = a->channels - c < LANES ? a->channels - c : LANES;
+    t->y = a->y + p->n * a->y_image + i * a->y_row + j * a->y_pixel + c;
+    t->number = (p->n * a->y_rows + i) * a->y_columns + j;
+    t->outputs = p->j1 - j < TILE ? p->j1 - j : TILE;
+}
+
+/* Weights of the kernel rows from `first` on, for the LANES channels from c on. */
+INLINE const float *weights(const struct or_depthwise *a, int64_t c, int64_t first)
+{
+    return a->w + c * a->w_rows * a->w_columns + first * a->w_columns * LANES;
+}
+
+/* By way of the ring, for one block of LANES channels. */
+static void by_ring(const struct or_depthwise *a, const struct part *p, float *ring, tiler whole, tiler half)
+{
+    const int64_t left = p->j0 * a->column_stride - a->column_begin, D = a->row_dilation;
+    const float *x = a->x + p->n * a->x_image + p->c0;
     int64_t next = 0; /* the first row of x that is not in the ring */
+    struct tile t;
     look(a, &t);
-    for (int64_t i = i0; i < i1; i++) {
-        const int64_t top = i * a->row_stride - a->row_begin, D = a->row_dilation;
-        int64_t first = top < 0 ? ceiling(-top, D) : 0, stop = a->x_rows > top ? ceiling(a->x_rows - top, D) : 0;
-        stop = stop < a->w_rows ? stop : a->w_rows;
-        t.rows = stop > first ? stop - first : 0;
-        t.w = w + first * a->w_columns * LANES;
+    for (int64_t i = p->i0; i < p->i1; i++) {
+        const int64_t top = i * a->row_stride - a->row_begin, first = inside(a, &t, top);
+        t.w = weights(a, p->c0, first);
+        aim(a, p, &t, i, p->j0, p->c0);
         next = next > top + first * D ? next : top + first * D;
-        for (; t.rows && next <= top + (stop - 1) * D; next++)
+        for (; t.rows && next <= top + (first + t.rows - 1) * D; next++)
             copy_row(a, ring + next % a->ring * a->width * LANES, x + next * a->x_row, left, a->width, t.lanes);
-        for (int64_t j = j0; j < j1; j += t.outputs) {
+        for (int64_t j = p->j0; j < p->j1; j += t.outputs) {
+            aim(a, p, &t, i, j, p->c0);
             for (int64_t r = 0; r < t.rows; r++)
-                t.x[r] = ring + ((top + (first + r) * D) % a->ring * a->width + (j - j0) * a->column_stride) * LANES;
-            t.y = a->y + n * a->y_image + i * a->y_row + j * a->y_pixel + c;
-            t.number = (n * a->y_rows + i) * a->y_columns + j;
-            t.outputs = j1 - j < TILE ? j1 - j : TILE;
+                t.x[r] = ring + ((top + (first + r) * D) % a->ring * a->width + (j - p->j0) * a->column_stride) * LANES;
             (t.outputs > TILE / 2 ? whole : half)(a, &t);
+        }
+    }
+}
+
+/* The inputs of a tile at column `left` of x, `count` in each row, copied to `buffer`. */
+static void copy_inputs(const struct or_depthwise *a, struct tile *t, const float *x, int64_t left, int64_t count,
+                        float *buffer)
+{
+    for (int64_t r = 0; r < t->rows; r++, x += a->row_dilation * a->x_row, buffer += count * LANES) {
+        copy_row(a, buffer, x, left, count, t->lanes);
+        t->x[r] = buffer;
+    }
+}
+
+/* Where x lies, with 3 columns in the kernel and a stride of 1 or 2 along a row. */
+static void directly(const struct or_depthwise *a, const struct part *p, float *buffer, tiler whole, tiler half)
+{
+    const int64_t S = a->column_stride;
+    const tiler direct = S == 1 ? direct31 : direct32, straight = S == 1 ? straight31 : straight32;
+    struct tile t;
+    look(a, &t);
+    for (int64_t i = p->i0; i < p->i1; i++) {
+        const int64_t top = i * a->row_stride - a->row_begin, first = inside(a, &t, top);
+        const float *x = a->x + p->n * a->x_image + (top + first * a->row_dilation) * a->x_row;
+        for (int64_t j = p->j0; j < p->j1; j += t.outputs) {
+            const int64_t left = j * S - a->column_begin;
+            for (int64_t c = p->c0; c < p->c1; c += LANES) {
+                aim(a, p, &t, i, j, c);
+                t.w = weights(a, c, first);
+                const int full = t.outputs > TILE / 2;
+                const int64_t count = ((full ? TILE : TILE / 2) - 1) * S + 3;
+                if (left >= 0 && left + count <= a->x_columns && t.lanes % 8 == 0) {
+                    for (int64_t r = 0; r < t.rows; r++)
+                        t.x[r] = x + r * a->row_dilation * a->x_row + left * a->x_pixel + c;
+                    (full ? direct : straight)(a, &t);
+                } else {
+                    copy_inputs(a, &t, x + c, left, count, buffer);
+                    (full ? whole : half)(a, &t);
+                }
+            }
         }
     }
 }
@@ -220,16 +300,20 @@ static void item(const struct or_depthwise *a, float *ring, int64_t n, int64_t i
 KERNEL(or_depthwise)
 {
     ARGS(or_depthwise);
-    const int64_t blocks = ceiling(a->channels, LANES);
+    const int64_t ranges = ceiling(a->channels, a->range);
+    float *own = a->scratch + thread * a->memory;
     tiler whole, half;
     int64_t first, last;
     choose(a, &whole, &half);
-    share(a->images * a->bands * a->segments * blocks, task, a->tasks, &first, &last);
+    share(a->images * a->bands * a->segments * ranges, task, a->tasks, &first, &last);
     for (int64_t k = first; k < last; k++) {
-        int64_t rest = k / blocks, i0, i1, j0, j1;
-        share(a->y_columns, rest % a->segments, a->segments, &j0, &j1);
+        struct part p = {.c0 = k % ranges * a->range};
+        int64_t rest = k / ranges;
+        p.c1 = p.c0 + a->range < a->channels ? p.c0 + a->range : a->channels;
+        share(a->y_columns, rest % a->segments, a->segments, &p.j0, &p.j1);
         rest /= a->segments;
-        share(a->y_rows, rest % a->bands, a->bands, &i0, &i1);
-        item(a, a->scratch + thread * a->memory, rest / a->bands, i0, i1, j0, j1, k % blocks, whole, half);
+        share(a->y_rows, rest % a->bands, a->bands, &p.i0, &p.i1);
+        p.n = rest / a->bands;
+        (a->direct ? directly : by_ring)(a, &p, own, whole, half);
     }
 }
