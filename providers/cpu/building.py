@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.binding import Binding, LateKernel, LateOp, Plan
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
 from outrider.providers.cpu.items import KNOWN, LATE, LATE_ITEM, Item, plain
+from outrider.providers.cpu.kernels.copying import copier
 from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, OpMemory, immediate
 from outrider.providers.cpu.records import FOLDED, UNBOUND, Misfit, Record
@@ -149,5 +149,5 @@ class Builder:
                 continue
             source = item.value
             target = self.place(i, self.code.outputs[i].dtype, source.shape, source.dtype)
-            copies.append(partial(np.copyto, target, source))
+            copies.append(copier(self.code.library, target, source))
         return copies
