@@ -29,6 +29,7 @@ from outrider.providers.cpu.claims import offers
 from outrider.providers.cpu.growth import ACTIONS
 from outrider.providers.cpu.native import FAMILIES, Library, NativeError, load
 from outrider.providers.cpu.native.blas import single_thread
+from outrider.providers.cpu.packing import Packing
 from outrider.providers.cpu.program import CpuProgram
 
 __all__ = ["CpuProgram", "CpuProvider"]
@@ -52,6 +53,7 @@ class CpuProvider(Provider):
         self._programs: list[CpuProgram] = []
         self._scratch: Scratch | None = None
         self._library: Library | None = None
+        self._packing = Packing()
         self._without = ""  # why there is no library
 
     def setup(self, context: Context) -> None:
@@ -91,8 +93,9 @@ class CpuProvider(Provider):
         if self._scratch is None:
             self._scratch = Scratch()
         program = CpuProgram(
-            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library
-        )
+            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library,
+            self._packing,
+        )  # fmt: skip
         self._programs.append(program)
         return program
 
@@ -107,7 +110,7 @@ class CpuProvider(Provider):
 
         `reshaped`: bindings by how they were made (`growth.py`). `compiled`: the families of compiled kernels in use,
         and what they were compiled for, or why there are none. `steps`: bound steps of the latest bindings, by compiled
-        kernel, or `numpy`.
+        kernel, or `numpy`. `memory`: `usage.Memory` of each unit, as a dict.
         """
         operators: Counter[str] = Counter()
         steps: Counter[str] = Counter()
@@ -126,6 +129,7 @@ class CpuProvider(Provider):
             "arena_bytes": 0 if self._scratch is None else self._scratch.mark,
             "compiled": self._compiled(),
             "steps": dict(sorted(steps.items())),
+            "memory": [program.memory._asdict() for program in self._programs],
         }
 
     def _compiled(self) -> Mapping[str, Any]:

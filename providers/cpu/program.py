@@ -15,6 +15,8 @@ from outrider.providers.cpu.blocks import Code
 from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
 from outrider.providers.cpu.lineage import Lineage
 from outrider.providers.cpu.native import Library
+from outrider.providers.cpu.packing import Packing
+from outrider.providers.cpu.usage import Memory, program_memory
 
 
 class CpuProgram(Program):
@@ -29,9 +31,10 @@ class CpuProgram(Program):
         reshape: bool = True,
         cancelled: Callable[[], bool] = lambda: False,
         library: Library | None = None,
+        packing: Packing | None = None,
     ) -> None:
         nodes = (*unit.constant_nodes, *unit.nodes)
-        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled, library)
+        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled, library, packing)
         self.bound = 0
         self.unbound_nodes = 0
         self._lineage = Lineage(self.code, self.code.top, scratch, threads)
@@ -50,6 +53,11 @@ class CpuProgram(Program):
     def reshaped(self) -> Counter[str]:
         """How many bindings were made in which way (`growth.py`)."""
         return self._lineage.counts
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of the latest binding, and of the weights."""
+        return program_memory(self.code, self._lineage.last)
 
     @property
     def kernels(self) -> Counter[str]:
