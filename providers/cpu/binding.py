@@ -184,7 +184,7 @@ class Binding:
         if op is None:
             raise cause
         inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
-        fail((op.origin,), op.step.inputs, inputs, cause)
+        fail((op.origin,), op.step.inputs, inputs, cause, op.fused)
 
     def _run_traced(self, env: dict[int, Any]) -> None:
         """`run_inside` with a span per node, and one for copies into places."""
@@ -221,7 +221,7 @@ class Binding:
         nbytes = sum(value.nbytes for value in made if isinstance(value, np.ndarray))
         names = dict.fromkeys(map(_kernel_name, steps))
         kernel = " ".join([op.step.op_type, *names])
-        self._trace.span(op.origin.name, start, end, op.origin.label, nbytes, kernel, operations(op.step, given, made))
+        self._trace.span(op.origin.name, start, end, op.label, nbytes, kernel, operations(op.step, given, made))
 
 
 def _kernel_name(step: Callable[[], Any]) -> str:

@@ -112,7 +112,7 @@ class Builder:
                 return None
             except Exception as cause:
                 memory.discard()
-                fail((op.origin,), op.step.inputs, mode.inputs, cause)
+                fail((op.origin,), op.step.inputs, mode.inputs, cause, op.fused)
             if final:
                 return mode.record()
             memory.discard()

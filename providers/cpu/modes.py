@@ -165,7 +165,8 @@ class BoundMode(Bind):
             if number == ABSENT:
                 continue
             if i not in self.made:
-                fail((op.origin,), op.step.inputs, self.inputs, RuntimeError(f"the kernel made no output {i}"))
+                cause = RuntimeError(f"the kernel made no output {i}")
+                fail((op.origin,), op.step.inputs, self.inputs, cause, op.fused)
             makes[number] = self.made[i]
         taken, reused = tuple(self.memory.taken), tuple(self.reused)
         return Record(BOUND, op, op.reads, makes, tuple(self.steps), taken=taken, reused=reused)
@@ -218,7 +219,7 @@ def immediate(op: Op, inputs: Sequence[Any], around: Surroundings) -> list[Any]:
     try:
         op.kernel.bind(bind, op.parsed)
     except Exception as cause:
-        fail((op.origin,), op.step.inputs, inputs, cause)
+        fail((op.origin,), op.step.inputs, inputs, cause, op.fused)
     return [np.asarray(result) if isinstance(result, np.generic) else result for result in bind.results]
 
 
