@@ -19,9 +19,9 @@ from outrider.providers.cpu.fusion.expressions import other
 
 @dataclass(frozen=True)
 class Step:
-    """One operator: what it does (`Mul`, `Div`, `Add`, `Sub`, `From`: constant - x, `Neg`, `Norm`) with which constants.
+    """One operator: what it does with which constants. `single`: they have one element each.
 
-    `single`: they have one element each.
+    `kind`: `Mul`, `Div`, `Add`, `Sub`, `From` (constant - x), `Neg`, or `Norm` for BatchNormalization.
     """
 
     kind: str
@@ -119,9 +119,7 @@ def _norm(draft: Draft, op: Op, x: int, features: int | None, axis: int, rank: i
     return Step("Norm", tuple(constants), False, float(op.step.attributes.get("epsilon", 1e-5)))
 
 
-def per_feature(
-    shape: Sequence[int] | None, features: int | None, axis: int, rank: int | None
-) -> int | None:
+def per_feature(shape: Sequence[int] | None, features: int | None, axis: int, rank: int | None) -> int | None:
     """How many elements a constant of this shape has, 1 or one per feature, if it is spread over the features of `axis`
     and does not make the result larger; else None.
     """
