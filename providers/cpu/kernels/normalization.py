@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -354,82 +353,3 @@ def mean_variance_normalization(b: Bind, axes: tuple[int, ...]) -> None:
     stat = b.scratch(shape, total.dtype)
     b.step(_mean_variance, b.contiguous(cast(b, x, total.dtype)), axes, total, b.scratch(x.shape, total.dtype), stat)
     finish(b, y, total)
-
-
-@dataclass(frozen=True)
-class Along:
-    """The axis of a softmax; `flat`: before opset 13 the trailing axes from it on are one."""
-
-    axis: int
-    flat: bool
-
-
-def _parse_along(node: Node) -> Along:
-    flat = node.opset < 13
-    return Along(int(node.attributes.get("axis", 1 if flat else -1)), flat)
-
-
-def _rows(b: Bind, p: Along, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """x and y in the shape to reduce, scratch for one number per row, and the axis."""
-    axis = p.axis % max(1, x.ndim)
-    if p.flat:
-        shape = (math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
-        x, y, axis = b.reshaped(x, shape), y.reshape(shape), 1
-    elif x.ndim == 0:
-        x, y = b.reshaped(x, (1,)), y.reshape(1)
-    return x, y, b.scratch(x.shape[:axis] + (1,) + x.shape[axis + 1 :], y.dtype), axis
-
-
-def _softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
-    np.maximum.reduce(x, axis, None, row, keepdims=True)
-    np.subtract(x, row, y)
-    np.exp(y, y)
-    if axis == y.ndim - 1:  # a sum as a matrix-vector product is faster than a reduction
-        np.matmul(y, np.ones((y.shape[-1], 1), y.dtype), row)
-    else:
-        np.add.reduce(y, axis, None, row, keepdims=True)
-    np.divide(y, row, y)
-
-
-def _log_softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int, term: np.ndarray) -> None:
-    np.maximum.reduce(x, axis, None, row, keepdims=True)
-    np.subtract(x, row, y)
-    np.exp(y, term)
-    np.add.reduce(term, axis, None, row, keepdims=True)
-    np.log(row, row)
-    np.subtract(y, row, y)
-
-
-def _hardmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
-    y.fill(0)
-    np.put_along_axis(y, np.expand_dims(np.argmax(x, axis), axis), 1, axis)
-
-
-def _bind_softmax(b: Bind, p: Along, work: Callable[..., None]) -> None:
-    x = b.array(0)
-    y = b.out(0, x.shape, x.dtype)
-    if not x.size:
-        return
-    total = target(b, y)
-    x, place, row, axis = _rows(b, p, cast(b, x, total.dtype), total)
-    extra = [b.scratch(x.shape, total.dtype)] if work is _log_softmax else []
-    b.step(work, x, place, row, axis, *extra)
-    finish(b, y, total)
-
-
-@kernel("Softmax", dtypes={0: FLOATS}, parse=_parse_along)
-def softmax(b: Bind, p: Along) -> None:
-    """ONNX Softmax-13, and 1 to 12."""
-    _bind_softmax(b, p, _softmax)
-
-
-@kernel("LogSoftmax", dtypes={0: FLOATS}, parse=_parse_along)
-def log_softmax(b: Bind, p: Along) -> None:
-    """ONNX LogSoftmax-13, and 1 to 12."""
-    _bind_softmax(b, p, _log_softmax)
-
-
-@kernel("Hardmax", dtypes={0: FLOATS}, parse=_parse_along)
-def hardmax(b: Bind, p: Along) -> None:
-    """ONNX Hardmax-13, and 1 to 12: 1 at the first maximum, else 0."""
-    _bind_softmax(b, p, _hardmax)
