@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.depthwise import depthwise
+from outrider.providers.cpu.kernels.depthwise import compiled_depthwise, depthwise
 from outrider.providers.cpu.kernels.direct import convolve_directly
 from outrider.providers.cpu.kernels.epilogue import (
     PAD,
@@ -230,13 +230,18 @@ def _padded_first(b: Bind, x: np.ndarray, g: Geometry) -> tuple[np.ndarray, Geom
     return x, replace(g, begin=nothing, end=nothing, spatial=x.shape[2:])
 
 
-@kernel("Conv", domain="outrider", dtypes={0: FLOATS}, parse=_parse_own, compiled="conv")
-@kernel("FusedConv", domain="com.microsoft", dtypes={0: FLOATS}, parse=_parse_microsoft, compiled="conv")
-@kernel("Conv", dtypes={0: FLOATS}, parse=_parse_plain, compiled="conv")
+_COMPILED = ("conv", "depthwise", "copy")
+
+
+@kernel("Conv", domain="outrider", dtypes={0: FLOATS}, parse=_parse_own, compiled=_COMPILED)
+@kernel("FusedConv", domain="com.microsoft", dtypes={0: FLOATS}, parse=_parse_microsoft, compiled=_COMPILED)
+@kernel("Conv", dtypes={0: FLOATS}, parse=_parse_plain, compiled=_COMPILED)
 def conv(b: Bind, p: Fused) -> None:
     """ONNX Conv-22, any number of spatial axes; `com.microsoft::FusedConv`; both with all of `epilogue.py`."""
     x, w, group = b.array(0), widened(b, 1), p.convolution.group
     g = conv_geometry(p.convolution, x, w)
+    if 1 < x.shape[1] == group and not b.has(PAD) and compiled_depthwise(b, w, g, p.epilogue):
+        return
     shape, library = (x.shape[0], w.shape[0]) + g.out, b.compiled("conv")
     if library is not None and w.dtype == np.float32 and len(g.out) <= 3 and not _is_depthwise(x, group):
         order = channels_last(x.ndim)
