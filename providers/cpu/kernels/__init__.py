@@ -23,6 +23,7 @@ from outrider.providers.cpu.kernels import reductions as reductions
 from outrider.providers.cpu.kernels import resize as resize
 from outrider.providers.cpu.kernels import shapes as shapes
 from outrider.providers.cpu.kernels import signal as signal
+from outrider.providers.cpu.kernels import softmax as softmax
 from outrider.providers.cpu.kernels import strings as strings
 from outrider.providers.cpu.kernels import transposed as transposed
 from outrider.providers.cpu.kernels import views as views
