@@ -176,7 +176,7 @@ def _start(name: str) -> dict[str, Any]:
     try:
         with Fleet([name]) as fleet:
             seconds = time.perf_counter() - start
-            told = {"name": name, "ok": True, "detail": f"starts in {milliseconds(seconds)}", "seconds": seconds}
+            told: dict[str, Any] = {"name": name, "ok": True, "detail": f"starts in {milliseconds(seconds)}", "seconds": seconds}
             if name == "cpu":
                 told["compiled"] = _compiled(fleet)
                 told["detail"] += f"; {_kernels(told['compiled'])}"
