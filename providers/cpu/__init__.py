@@ -1,9 +1,9 @@
 """The cpu provider: ONNX operators as numpy kernels, bound once per signature and run from one arena.
 
 Kernels (`kernels/`, `sequences.py`) register themselves with the frame. `claims.py` says what is taken, `blocks.py`
-resolves names, `walk.py` binds a block to addresses, `reshape.py` makes a binding from an earlier one, `lineage.py`
-chooses. `control.py` runs bodies, `reference.py` is the stop-gap for what has no kernel, `program.py` is what the
-worker sees.
+resolves names, `fusion/` makes one op of several, `walk.py` binds a block to addresses, `reshape.py` makes a binding
+from an earlier one, `lineage.py` chooses. `control.py` runs bodies, `reference.py` is the stop-gap for what has no
+kernel, `program.py` is what the worker sees.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from outrider.providers.cpu.claims import offers
 from outrider.providers.cpu.growth import ACTIONS
 from outrider.providers.cpu.native import FAMILIES, Library, NativeError, load
 from outrider.providers.cpu.native.blas import single_thread
+from outrider.providers.cpu.packing import Packing
 from outrider.providers.cpu.program import CpuProgram
 
 __all__ = ["CpuProgram", "CpuProvider"]
@@ -52,6 +53,7 @@ class CpuProvider(Provider):
         self._programs: list[CpuProgram] = []
         self._scratch: Scratch | None = None
         self._library: Library | None = None
+        self._packing = Packing()
         self._families: tuple[str, ...] = ()
         self._without = "no model has been loaded"  # why there is no library
         self._warn: Callable[..., None] = lambda *args: None
@@ -101,8 +103,9 @@ class CpuProvider(Provider):
             self._scratch = Scratch()
         self._load_library()
         program = CpuProgram(
-            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library
-        )
+            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library,
+            self._packing,
+        )  # fmt: skip
         self._programs.append(program)
         return program
 
@@ -115,23 +118,32 @@ class CpuProvider(Provider):
     def stats(self) -> Mapping[str, Any]:
         """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound in each run, bytes.
 
-        `reshaped`: bindings by how they were made (`growth.py`). `compiled`: the families of compiled kernels in use,
-        what they were compiled for and where they are `from` (wheel or cache), or why there are none.
+        `fused`: how many ops each pattern of `fusion/` made. `reshaped`: bindings by how they were made (`growth.py`).
+        `compiled`: the families of compiled kernels in use, what they were compiled for and where they are `from`
+        (wheel or cache), or why there are none. `steps`: bound steps of the latest bindings, by compiled kernel, or
+        `numpy`. `memory`: `usage.Memory` of each unit, as a dict.
         """
         operators: Counter[str] = Counter()
+        fused: Counter[str] = Counter()
+        steps: Counter[str] = Counter()
         reshaped = Counter(dict.fromkeys(ACTIONS, 0))
         for program in self._programs:
             served = {op.origin.name: op.origin.label for op in program.code.ops if op.reference}
             operators.update(served.values())
+            fused.update(program.fused)
             reshaped.update(program.reshaped)
+            steps.update(program.kernels)
         return {
             "reference_nodes": sum(operators.values()),
             "reference_ops": dict(sorted(operators.items())),
             "programs_bound": sum(program.bound for program in self._programs),
+            "fused": dict(sorted(fused.items())),
             "reshaped": dict(reshaped),
             "unbound_nodes": sum(program.unbound_nodes for program in self._programs),
             "arena_bytes": 0 if self._scratch is None else self._scratch.mark,
             "compiled": self._compiled(),
+            "steps": dict(sorted(steps.items())),
+            "memory": [program.memory._asdict() for program in self._programs],
         }
 
     def _compiled(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Products of 8-bit integers: MatMulInteger, QLinearMatMul, ConvInteger, QLinearConv.
+"""Products of 8-bit integers: MatMulInteger, QLinearMatMul, QGemm, ConvInteger, QLinearConv and their near kin.
 
 They run as floating-point GEMMs on values shifted by their zero points, which are exact as long as no partial sum
 leaves the integers that the float holds: float32 up to depth 1024 (int8 * int8), 514 (uint8 * int8) or 258 (shifted
@@ -16,6 +16,8 @@ import numpy as np
 from outrider.providers.cpu.kernels.convolution import Convolution, conv_geometry, convolve, parse_convolution
 from outrider.providers.cpu.kernels.frame import Bind, kernel
 from outrider.providers.cpu.kernels.matmul import multiply, product_shape
+from outrider.providers.cpu.kernels.quantizing import quantize_range
+from outrider.providers.wire.graph import Node
 
 _BYTES = {"int8", "uint8"}
 
@@ -111,7 +113,8 @@ def _requantize(
 ) -> None:
     """y = saturate(round(total * a_scale * b_scale / y_scale) + zero point), rounding halves to even."""
     left, right, result = (np.asarray(s, np.float32) for s in scales)
-    np.multiply(total, left * right / result, scaled, casting="unsafe")
+    np.copyto(scaled, total, "unsafe")
+    np.multiply(scaled, left * right / result, scaled)
     np.rint(scaled, scaled)
     np.add(scaled, zero, scaled, casting="unsafe")
     info = np.iinfo(y.dtype)
@@ -146,6 +149,127 @@ def qlinear_matmul(b: Bind, p: None) -> None:
     b.step(_requantize, total, scales, _along(b, 7, rank, -2), scaled, y)
 
 
+def _add(total: np.ndarray, bias: np.ndarray, y: np.ndarray) -> None:
+    np.add(total, bias, y, casting="unsafe")
+
+
+def _with_bias(b: Bind, total: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """total + bias (int32, broadcast): in float64, as float32 may have no room for the sum."""
+    wide = total if total.dtype == np.float64 else b.scratch(total.shape, np.float64)
+    b.step(_add, total, bias, wide)
+    return wide
+
+
+def _scaled(total: np.ndarray, left: np.ndarray, right: np.ndarray, y: np.ndarray) -> None:
+    """y = total * (left * right), in float32."""
+    np.copyto(y, total, "unsafe")
+    np.multiply(y, left * right, y)
+
+
+def _scale(b: Bind, i: int, what: str) -> np.ndarray:
+    """Input i, one scale for the whole tensor. Raises ValueError where it has several."""
+    x = b.array(i)
+    if x.size != 1:
+        raise ValueError(f"{what} has shape {list(x.shape)}; the kernel takes one value")
+    return b.reshaped(x, ())
+
+
+def _finish_float(b: Bind, total: np.ndarray, left: np.ndarray, right: np.ndarray, bias: int, y: np.ndarray) -> None:
+    """Record y = total * (left * right) + bias, by column; `bias` is the position of the optional input."""
+    b.step(_scaled, total, left, right, y)
+    if b.has(bias):
+        b.step(np.add, y, b.array(bias), y)
+
+
+def integer_product(
+    b: Bind, x: tuple[int, int, int], w: tuple[int, int, int], bias: int, y: np.ndarray | None = None
+) -> None:
+    """Record the product of two inputs in float32, plus the input `bias` if there is one.
+
+    `x`, `w`: positions of values, scale and zero point; those of w may go by column. `y`: the place, None: output 0.
+    """
+    left, right = _operand(b, x[0], x[2], -2), _operand(b, w[0], w[2], -1)
+    dtype = _exact(b, left, right, left.values.shape[-1])
+    if y is None:
+        y = b.out(0, product_shape(left.values.shape, right.values.shape), np.float32)
+    total = b.scratch(y.shape, dtype)
+    multiply(b, _shifted(b, left, dtype), _shifted(b, right, dtype), total)
+    _finish_float(b, total, _scale(b, x[1], "a_scale"), _along(b, w[1], max(1, y.ndim), -1), bias, y)
+
+
+@kernel("MatMulIntegerToFloat", domain="com.microsoft", dtypes={0: _BYTES, 1: _BYTES, 2: {"float32"}})
+def matmul_integer_to_float(b: Bind, p: None) -> None:
+    """com.microsoft MatMulIntegerToFloat-1: A, B, a_scale, b_scale, a_zero_point, b_zero_point, bias.
+
+    (A - a_zero_point) (B - b_zero_point) a_scale b_scale + bias; scales and zero points of B may go by column.
+    """
+    integer_product(b, (0, 2, 4), (1, 3, 5), 6)
+
+
+def _quantize_shifted(x: np.ndarray, out: np.ndarray, scale: np.ndarray) -> None:
+    """What DynamicQuantizeLinear makes of x, less the zero point, and the scale."""
+    step, point = quantize_range(x)
+    scale[...] = step
+    np.divide(x, step, out, casting="unsafe")
+    np.rint(out, out)
+    np.clip(out, -point, 255 - point, out=out)
+
+
+@kernel("DynamicQuantizeMatMul", domain="com.microsoft", dtypes={0: {"float32"}, 1: _BYTES})
+def dynamic_quantize_matmul(b: Bind, p: None) -> None:
+    """com.microsoft DynamicQuantizeMatMul-1: A (float32), B, b_scale, b_zero_point, bias; A as uint8 by its range."""
+    x, right = b.array(0), _operand(b, 1, 3, -1)
+    depth = x.shape[-1]
+    dtype = np.dtype(np.float32 if depth * 255 * right.magnitude(b) <= 2**24 else np.float64)
+    y = b.out(0, product_shape(x.shape, right.values.shape), np.float32)
+    shifted, scale = b.scratch(x.shape, dtype), b.scratch((), np.float32)
+    total = b.scratch(y.shape, dtype)
+    b.step(_quantize_shifted, x, shifted, scale)
+    multiply(b, shifted, _shifted(b, right, dtype), total)
+    _finish_float(b, total, scale, _along(b, 2, max(1, y.ndim), -1), 4, y)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Attributes of QGemm."""
+
+    alpha: float
+    left: bool
+    right: bool
+
+
+def _parse_qgemm(node: Node) -> Product:
+    get = node.attributes.get
+    return Product(float(get("alpha", 1.0)), bool(get("transA", 0)), bool(get("transB", 0)))
+
+
+@kernel("QGemm", domain="com.microsoft", dtypes={0: _BYTES, 3: _BYTES}, parse=_parse_qgemm)
+def qgemm(b: Bind, p: Product) -> None:
+    """com.microsoft QGemm-1: A, scale, zero point, B, scale, zero point, C (int32), scale and zero point of Y.
+
+    alpha A' B' plus C, which counts in units of alpha a_scale b_scale; float32 where Y has no scale.
+    """
+    left, right = _operand(b, 0, 2, None), _operand(b, 3, 5, -2 if p.right else -1)
+    if left.values.ndim != 2 or right.values.ndim != 2:
+        raise ValueError(f"QGemm takes matrices, these are {list(left.values.shape)} and {list(right.values.shape)}")
+    depth = left.values.shape[0 if p.left else 1]
+    dtype = _exact(b, left, right, depth)
+    x, w = _shifted(b, left, dtype), _shifted(b, right, dtype)
+    x, w = x.T if p.left else x, w.T if p.right else w
+    y = b.out(0, product_shape(x.shape, w.shape), b.array(8).dtype if b.has(8) else np.float32)
+    total = b.scratch(y.shape, dtype)
+    multiply(b, x, w, total)
+    if b.has(6):
+        total = _with_bias(b, total, b.array(6))
+    scale, columns = b.scratch((), np.float32), _along(b, 4, 2, -1)
+    b.step(np.multiply, _scale(b, 1, "a_scale"), np.float32(p.alpha), scale)
+    if b.has(7):
+        result = (scale, columns, _scale(b, 7, "y_scale"))
+        b.step(_requantize, total, result, _along(b, 8, 2, None), b.scratch(y.shape, np.float32), y)
+    else:
+        b.step(_scaled, total, scale, columns, y)
+
+
 def _integer_conv(b: Bind, p: Convolution, left: Quantized, right: Quantized) -> tuple[np.ndarray, int]:
     """Record the sums [N, M, *out]; returns them, and how many products each adds."""
     x, w = left.values, right.values
@@ -173,10 +297,6 @@ def qlinear_conv(b: Bind, p: Convolution) -> None:
     y = b.out(0, total.shape, b.array(7).dtype)
     rank = y.ndim
     if b.has(8):
-        b.step(_add_bias, total, _along(b, 8, rank, 1))
+        total = _with_bias(b, total, _along(b, 8, rank, 1))
     scales = (_along(b, 1, rank, 1), _along(b, 4, rank, 1), _along(b, 6, rank, 1))
     b.step(_requantize, total, scales, _along(b, 7, rank, 1), b.scratch(y.shape, np.float32), y)
-
-
-def _add_bias(total: np.ndarray, bias: np.ndarray) -> None:
-    np.add(total, bias, total, casting="unsafe")

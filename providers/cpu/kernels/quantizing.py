@@ -1,0 +1,177 @@
+"""Linear quantization: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear, and those of com.microsoft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.providers.cpu.kernels.casting import FLOAT8_MAX, Target, clipped
+from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel, order_of
+from outrider.providers.cpu.kernels.support import axis_of, clamp, convert
+from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
+from outrider.providers.wire.graph import Node
+
+INTEGER_RANGE = {
+    "uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767), "uint4": (0, 15),
+    "int4": (-8, 7), "uint2": (0, 3), "int2": (-2, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """Attributes of QuantizeLinear and DequantizeLinear; dtypes are ONNX names, '' where not given."""
+
+    axis: int
+    block: int
+    dtype: str
+    precision: str
+    saturate: bool
+
+
+def _parse_quantization(node: Node) -> Quantization:
+    attributes = node.attributes
+    dtype = BY_NUMBER.get(int(attributes.get("output_dtype", 0)), "?")
+    precision = BY_NUMBER.get(int(attributes.get("precision", 0)), "?")
+    if "?" in (dtype, precision):
+        raise Unsupported("output_dtype or precision is an element type that is not known here")
+    if precision not in ("undefined", "float32", "float64", "float16", "bfloat16"):
+        raise Unsupported(f"precision {precision} is no float type")
+    return Quantization(
+        int(attributes.get("axis", 1)),
+        int(attributes.get("block_size", 0)),
+        "" if dtype == "undefined" else dtype,
+        "" if precision == "undefined" else precision,
+        bool(attributes.get("saturate", 1)),
+    )
+
+
+def _parse_quantize(node: Node) -> Quantization:
+    p = _parse_quantization(node)
+    target = p.dtype or (node.inputs[2].dtype if len(node.inputs) > 2 and node.inputs[2].name else "uint8")
+    if target not in INTEGER_RANGE and target not in FLOAT8_MAX and target != "float4e2m1":
+        raise Unsupported(f"quantization to {target}")
+    return Quantization(p.axis, p.block, target, p.precision, p.saturate)
+
+
+def _fitted(b: Bind, i: int, x: np.ndarray, p: Quantization, dtype: Any) -> np.ndarray:
+    """Input i (scale or zero point) as `dtype` and in a shape that broadcasts with x."""
+    given = b.array(i)
+    scaled = b.contiguous(given)
+    if scaled.dtype != dtype:
+        converted = b.scratch(given.shape, dtype)
+        b.step(convert, converted, given)
+        scaled = converted
+    if p.block and scaled.ndim == x.ndim and x.ndim:
+        axis = axis_of(p.axis, x.ndim, b.node)
+        shape = list(scaled.shape)
+        if not shape[axis] or -(-x.shape[axis] // p.block) != shape[axis]:
+            raise ValueError(
+                f"{b.node.label} {b.node.name}: {shape[axis]} blocks of {p.block} do not cover {x.shape[axis]}"
+            )
+        shape[axis] = x.shape[axis]
+        repeated = b.scratch(shape, dtype)
+        b.step(_repeat, scaled, p.block, axis, repeated)
+        return repeated
+    if scaled.size == 1:
+        return scaled.reshape(())
+    if scaled.ndim == 1:
+        axis = axis_of(p.axis, x.ndim, b.node)
+        return scaled.reshape((scaled.size,) + (1,) * (x.ndim - axis - 1))
+    return scaled
+
+
+def _repeat(x: np.ndarray, count: int, axis: int, y: np.ndarray) -> None:
+    index = [slice(None)] * y.ndim
+    index[axis] = slice(0, y.shape[axis])
+    np.copyto(y, np.repeat(x, count, axis)[tuple(index)])
+
+
+@kernel("QuantizeLinear", since=10, parse=_parse_quantize)
+@kernel("QuantizeLinear", domain="com.microsoft", parse=_parse_quantize)
+def quantize_linear(b: Bind, p: Quantization) -> None:
+    """QuantizeLinear-25: saturate(round_half_even(x / scale) + zero point); one scale, one per axis, or blocks."""
+    x = b.array(0)
+    wide = numpy_dtype(p.precision) if p.precision else np.dtype(np.float32)
+    if x.dtype == np.float64:
+        wide = np.dtype(np.float64)
+    work = b.scratch(x.shape, wide)
+    if x.dtype == wide:
+        b.step(np.divide, x, _fitted(b, 1, x, p, wide), work)
+    else:
+        scale = _fitted(b, 1, x, p, wide)
+        b.step(convert, work, x)
+        b.step(np.divide, work, scale, work)
+    y = b.out(0, x.shape, numpy_dtype(p.dtype))
+    bounds = INTEGER_RANGE.get(p.dtype)
+    if bounds is not None:
+        b.step(np.rint, work, work)
+        if p.precision in ("float16", "bfloat16"):  # too narrow for sums with a zero point
+            exact = b.scratch(x.shape, np.float32)
+            b.step(convert, exact, work)
+            work = exact
+        if b.has(2):
+            b.step(np.add, work, _fitted(b, 2, x, p, work.dtype), work)
+        clamp(b, work, work, work.dtype.type(bounds[0]), work.dtype.type(bounds[1]))
+        b.step(convert, y, work)
+        return
+    limit = Target(p.dtype, p.saturate).limit()
+    if limit is not None:
+        b.step(clipped, y, work, limit)
+    else:
+        b.step(convert, y, work)
+
+
+@kernel("DequantizeLinear", since=10, parse=_parse_quantization)
+@kernel("DequantizeLinear", domain="com.microsoft", parse=_parse_quantization)
+def dequantize_linear(b: Bind, p: Quantization) -> None:
+    """DequantizeLinear-25: (x - zero point) scale, in float32, into the dtype of the scale or output_dtype."""
+    x = b.array(0)
+    dtype = numpy_dtype(p.dtype) if p.dtype else b.array(1).dtype
+    wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    y = b.out(0, x.shape, dtype)
+    work = y if dtype == wide else b.scratch(x.shape, wide)
+    scale = _fitted(b, 1, x, p, wide)
+    if b.has(2) and x.dtype == np.int32:  # float32 would lose digits before the difference
+        whole = b.scratch(x.shape, np.int32)
+        b.step(np.subtract, x, _fitted(b, 2, x, p, np.int32), whole)
+        b.step(convert, work, whole)
+    else:
+        b.step(convert, work, x)
+        if b.has(2):
+            b.step(np.subtract, work, _fitted(b, 2, x, p, wide), work)
+    b.step(np.multiply, work, scale, work)
+    if work is not y:
+        b.step(convert, y, work)
+
+
+def quantize_range(x: np.ndarray) -> tuple[np.float32, np.float32]:
+    """Scale and zero point (an integer) with which x fits uint8, 0 being exact. ONNX DynamicQuantizeLinear-11."""
+    low = np.minimum(x.min(initial=0), np.float32(0))
+    high = np.maximum(x.max(initial=0), np.float32(0))
+    step = np.float32((high - low) / np.float32(255))
+    if step == 0:
+        step = np.float32(1)
+    return step, np.float32(np.clip(np.rint(-low / step), 0, 255))
+
+
+def _dynamic_quantize(x: np.ndarray, work: np.ndarray, y: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> None:
+    step, point = quantize_range(x)
+    scale[...] = step
+    zero[...] = point
+    np.divide(x, step, work)
+    np.rint(work, work)
+    np.add(work, point, work)
+    np.clip(work, 0, 255, work)
+    np.copyto(y, work, "unsafe")
+
+
+@kernel("DynamicQuantizeLinear", since=11, dtypes={0: {"float32"}})
+def dynamic_quantize_linear(b: Bind, p: None) -> None:
+    """DynamicQuantizeLinear-11: uint8 values, their scale and zero point, from the range of x with 0 in it."""
+    x = b.array(0)
+    order = order_of(x)
+    y = b.out(0, x.shape, np.uint8, order)
+    work = b.scratch(x.shape, np.float32, order)
+    b.step(_dynamic_quantize, x, work, y, b.out(1, (), np.float32), b.out(2, (), np.uint8))
