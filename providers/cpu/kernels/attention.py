@@ -154,7 +154,13 @@ def attention(b: Bind, p: Heads) -> None:
     attend(b, p, projected, 3, 4, 5)
 
 
-@kernel("QAttention", domain="com.microsoft", dtypes={0: _BYTES, 1: _BYTES, 2: {"float32"}}, parse=_parse)
+@kernel(
+    "QAttention",
+    domain="com.microsoft",
+    dtypes={0: _BYTES, 1: _BYTES, 2: {"float32"}},
+    parse=_parse,
+    compiled="quantized",
+)
 def q_attention(b: Bind, p: Heads) -> None:
     """com.microsoft QAttention-1: input, weights, bias, their scales, mask_index, their zero points, past."""
     x, w = _input(b), b.array(1)

@@ -167,11 +167,28 @@ def _dynamic_quantize(x: np.ndarray, work: np.ndarray, y: np.ndarray, scale: np.
     np.copyto(y, work, "unsafe")
 
 
-@kernel("DynamicQuantizeLinear", since=11, dtypes={0: {"float32"}})
+def dynamically_quantized(b: Bind, x: np.ndarray, y: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> None:
+    """Record what DynamicQuantizeLinear makes of x (float32): y, lying as x does, its scale and zero point."""
+    library = b.compiled("quantized")
+    order = order_of(x)
+    if library is not None and x.size and (x.flags.c_contiguous or order is not None) and y.strides == _strides(x, 1):
+        tasks = library.tasks(-(-x.size // 32), x.size * 0.5)
+        parts = b.scratch((tasks, 2), np.float32)
+        b.step(library.call("or_range", tasks, x, parts, x.size, tasks))
+        b.step(library.call("or_dynamic_quantize", tasks, x, y, scale, zero, parts, x.size, tasks, tasks))
+        return
+    work = b.scratch(x.shape, np.float32, order)
+    b.step(_dynamic_quantize, x, work, y, scale, zero)
+
+
+@kernel("DynamicQuantizeLinear", since=11, dtypes={0: {"float32"}}, compiled="quantized")
 def dynamic_quantize_linear(b: Bind, p: None) -> None:
     """DynamicQuantizeLinear-11: uint8 values, their scale and zero point, from the range of x with 0 in it."""
     x = b.array(0)
-    order = order_of(x)
-    y = b.out(0, x.shape, np.uint8, order)
-    work = b.scratch(x.shape, np.float32, order)
-    b.step(_dynamic_quantize, x, work, y, b.out(1, (), np.float32), b.out(2, (), np.uint8))
+    y = b.out(0, x.shape, np.uint8, order_of(x))
+    dynamically_quantized(b, x, y, b.out(1, (), np.float32), b.out(2, (), np.uint8))
+
+
+def _strides(x: np.ndarray, itemsize: int) -> tuple[int, ...]:
+    """The strides of an array that lies like x, dense, with elements of that size."""
+    return tuple(step // x.itemsize * itemsize for step in x.strides)
