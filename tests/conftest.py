@@ -6,6 +6,7 @@ every process started by it inherits.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from outrider.providers.cpu.native.build import BuildError, compile_cached
 from tests.leaks import MARK, Snapshot, settled_leaks, snapshot
 from tests.models import cache_folder
 
@@ -99,7 +101,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test is nobody's leak: collections, several per test, need not walk it."""
+    """No test waits for a compiler. What is there before the first test is nobody's leak: it need not be walked."""
+    with contextlib.suppress(BuildError):
+        compile_cached()
     gc.collect()
     gc.freeze()
 

@@ -235,6 +235,20 @@ def check(
     rest = iter(expected)
     wanted = [next(rest) if name else None for name in names]
     node = plain_node(proto, opset, inputs, [None if e is None else _dtype(e) for e in wanted])
+    return compare(node, inputs, wanted, rtol=rtol, atol=atol, consts=consts, bound=bound)
+
+
+def compare(
+    node: Node,
+    inputs: Sequence[Any],
+    wanted: Sequence[Any],
+    *,
+    rtol: float = 1e-6,
+    atol: float = 1e-6,
+    consts: Sequence[int] | None = None,
+    bound: bool = True,
+) -> list[Any]:
+    """`check` for a node that is no NodeProto: `wanted` are the expected outputs, None for those nobody wants."""
     results = run_node(node, inputs)
     passes = [("immediate", results)]
     known: Sequence[int] | None = ()
@@ -250,8 +264,9 @@ def check(
     for mode, got in [*passes, *_compiled(node, inputs, known)]:
         for i, want in enumerate(wanted):
             if want is not None:
-                same(got[i], want, rtol, atol, f"{op_type} output {i}, {mode}")
-                same(got[i], results[i], rtol, atol, f"{op_type} output {i}, {mode} beside NumPy")
+                where = f"{node.op_type} output {i}, {mode}"
+                same(got[i], want, rtol, atol, where)
+                same(got[i], results[i], rtol, atol, f"{where} beside NumPy")
     return results
 
 

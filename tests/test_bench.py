@@ -1,6 +1,7 @@
 """`outrider bench`: that every bench runs, the form of its rows, the verdicts, the files. Never a time."""
 
 import contextlib
+import importlib
 import io
 import itertools
 import json
@@ -9,9 +10,11 @@ import os
 import statistics
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 
 from outrider.scheduler.slots import Slots
+from outrider.tools.bench.chains import relu_chain
 from outrider.tools.bench.command import BENCHES
 from outrider.tools.bench.marks import Marks, Point
 from outrider.tools.bench.measure import Budget, Request, Round, Row, differences, interleave, judged, row, summary
@@ -69,6 +72,20 @@ def test_every_bench_measures_and_leaves_nothing(name, tmp_path):
     drawn = ElementTree.parse(tmp_path / "p.svg").getroot()
     labels = [one.text for one in drawn.iter(f"{SVG}text")]
     assert all(one["what"] in labels for one in measured)
+
+
+def test_a_runtime_measures_itself_in_its_own_process_and_says_why_it_refuses(tmp_path):
+    runtimes = importlib.import_module("outrider.tools.bench.runtimes")
+    model, feed = tmp_path / "m.onnx", str(tmp_path / "f.npz")
+    model.write_bytes(relu_chain(2, [16]).SerializeToString())
+    np.savez(feed, x=np.zeros(16, np.float32))
+    with runtimes.opened(runtimes.SPINS, str(model), feed, 1) as opened:
+        taken = opened.sample(3)
+        assert len(taken) == 3 and min(*taken, opened.ready, opened.first) > 0
+    model.write_bytes(b"no model")
+    refused = pytest.raises(runtimes.RuntimeRefusal, match="InvalidProtobuf")
+    with refused, runtimes.opened(runtimes.SPINS, str(model), feed, 1):
+        pass
 
 
 @pytest.mark.fast

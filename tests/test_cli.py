@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +217,11 @@ def test_doctor(folder):
     assert document["versions"]["outrider"] == outrider.__version__
     assert [one["name"] for one in document["providers"]] == ["cpu", "null"]
     assert all(one["ok"] for one in [*document["checks"], *document["providers"]])
+    kernels = document["providers"][0]["compiled"]
+    if shutil.which(os.environ.get("CC", "cc")):
+        assert "conv" in kernels["families"] and kernels["from"] == "cache"
+    else:
+        assert "there is no C compiler" in kernels["reason"]
     code, out, _ = call(folder, "doctor", "--providers", "null,mine.py:Refuses,cpuu")
     assert code == 3
     assert "no such device here" in out

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.providers.cpu.native import Call, Library, NativeError, merged
-from outrider.providers.cpu.native.build import SOURCE, BuildError, compile_to, target_flags
+from outrider.providers.cpu.native.build import SOURCE, BuildError, compile_to, target, target_flags
 
 # Adds task + 1 into place[task], so that a task done twice, or never, shows.
 _COUNTING = """
@@ -31,7 +31,7 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     (folder / "counting.c").write_text(_COUNTING)
     for name in ("outrider.h", "pool.c", "features.c"):
         (folder / name).write_bytes((SOURCE / name).read_bytes())
-    compile_to(folder / "kernels.so", "cc", target_flags(), folder)
+    compile_to(folder / "kernels.so", ["cc"], target_flags(target()), folder)
     library = Library(folder / "kernels.so", threads=4)
     yield library
     library.stop()
@@ -96,7 +96,7 @@ def test_what_cannot_be_built_or_loaded_says_why(tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("broken")
     (folder / "broken.c").write_text("int or_broken(void) { return nothing; }")
     with pytest.raises(BuildError, match="nothing"):
-        compile_to(folder / "kernels.so", "cc", (), folder)
+        compile_to(folder / "kernels.so", ["cc"], (), folder)
     assert [file.name for file in folder.iterdir()] == ["broken.c"]
     (folder / "kernels.so").write_bytes(b"no library")
     with pytest.raises(NativeError, match="cannot be loaded"):

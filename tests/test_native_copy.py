@@ -30,7 +30,7 @@ def _copied(y: np.ndarray, x: np.ndarray) -> None:
         np.testing.assert_array_equal(y, x)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_memory_to_any_memory(data: st.DataObject) -> None:
     """Transposed, sliced with any step, broadcast; what lies beside the destination stays as it was."""

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.errors import OutriderError
@@ -25,6 +25,9 @@ from outrider.shm.segment import SEGMENT_BYTES, Segment, create_segment, read_on
 from outrider.tools import probing
 from outrider.tools.opening import progress, provider_list
 from outrider.tools.text import milliseconds, plain
+
+if TYPE_CHECKING:  # doctor may be asked which packages are missing
+    from outrider.scheduler import Fleet
 
 _PACKAGES = ("outrider", "onnx", "numpy", "pyzmq", "msgpack", "rich", "ml_dtypes", "onnxruntime")
 
@@ -50,6 +53,7 @@ def doctor(args: argparse.Namespace) -> int:
         for name, probe in {
             "packages": _packages, "memfd": _memfd, "eventfd": _eventfd, "pidfd": _pidfd, "sockets": _sockets,
             "memory": _memory, "cores": _cores, "descriptors": _descriptors,
+            "compiler": _compiler,
         }.items()
     ]  # fmt: skip
     with progress("starting providers"):
@@ -154,16 +158,51 @@ def _descriptors() -> str:
     return f"up to {soft} (hard limit {hard})"
 
 
+def _compiler() -> str:
+    words = os.environ.get("CC", "cc").split() or ["cc"]
+    found = shutil.which(words[0])
+    if found is None:
+        return f"no {words[0]} on PATH; needed only where kernels are to be compiled that no wheel has brought"
+    return f"{found}, for kernels that no wheel has brought"
+
+
 def _start(name: str) -> dict[str, Any]:
-    """Start one provider in a worker of its own, and stop it."""
+    """Start one provider in a worker of its own, have the cpu provider load a model, and stop it."""
     try:
         from outrider.scheduler import Fleet
     except ImportError as error:
         return {"name": name, "ok": False, "detail": f"cannot be started: {error}"}
     start = time.perf_counter()
     try:
-        with Fleet([name]):
+        with Fleet([name]) as fleet:
             seconds = time.perf_counter() - start
+            told = {"name": name, "ok": True, "detail": f"starts in {milliseconds(seconds)}", "seconds": seconds}
+            if name == "cpu":
+                told["compiled"] = _compiled(fleet)
+                told["detail"] += f"; {_kernels(told['compiled'])}"
+            return told
     except OutriderError as error:
         return {"name": name, "ok": False, "detail": f"does not start: {error}"}
-    return {"name": name, "ok": True, "detail": f"starts in {milliseconds(seconds)}", "seconds": seconds}
+
+
+def _compiled(fleet: Fleet) -> dict[str, Any]:
+    """What the cpu provider says of its compiled kernels when it has loaded a model, which may compile them."""
+    from onnx import TensorProto, helper
+
+    from outrider.scheduler import InferenceSession, SessionOptions
+
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])], "g", [info("x", TensorProto.FLOAT, [1])],
+        [info("y", TensorProto.FLOAT, [1])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with InferenceSession(model, SessionOptions(fleet=fleet)) as session:
+        found: dict[str, Any] = session.stats()["providers"]["cpu"]["compiled"]
+    return found
+
+
+def _kernels(compiled: dict[str, Any]) -> str:
+    if "target" not in compiled:
+        return f"NumPy kernels only: {compiled['reason']}"
+    return f"compiled kernels for {compiled['target']} from the {compiled['from']}: {', '.join(compiled['families'])}"

@@ -1,9 +1,9 @@
 """The cpu provider: ONNX operators as numpy kernels, bound once per signature and run from one arena.
 
 Kernels (`kernels/`, `sequences.py`) register themselves with the frame. `claims.py` says what is taken, `blocks.py`
-resolves names, `walk.py` binds a block to addresses, `reshape.py` makes a binding from an earlier one, `lineage.py`
-chooses. `control.py` runs bodies, `reference.py` is the stop-gap for what has no kernel, `program.py` is what the
-worker sees.
+resolves names, `fusion/` makes one op of several, `walk.py` binds a block to addresses, `reshape.py` makes a binding
+from an earlier one, `lineage.py` chooses. `control.py` runs bodies, `reference.py` is the stop-gap for what has no
+kernel, `program.py` is what the worker sees.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from outrider.providers.cpu.claims import offers
 from outrider.providers.cpu.growth import ACTIONS
 from outrider.providers.cpu.native import FAMILIES, Library, NativeError, load
 from outrider.providers.cpu.native.blas import single_thread
+from outrider.providers.cpu.packing import Packing
 from outrider.providers.cpu.program import CpuProgram
 
 __all__ = ["CpuProgram", "CpuProvider"]
@@ -52,7 +53,10 @@ class CpuProvider(Provider):
         self._programs: list[CpuProgram] = []
         self._scratch: Scratch | None = None
         self._library: Library | None = None
-        self._without = ""  # why there is no library
+        self._packing = Packing()
+        self._families: tuple[str, ...] = ()
+        self._without = "no model has been loaded"  # why there is no library
+        self._warn: Callable[..., None] = lambda *args: None
 
     def setup(self, context: Context) -> None:
         """Raises ProviderUnavailableError for an unknown option, and for a value that an option does not take."""
@@ -72,15 +76,22 @@ class CpuProvider(Provider):
             )  # fmt: skip
         self._reshape = reshape
         self._threads, self._trace, self._cancelled = context.threads, context.trace, context.cancelled
+        self._families, self._warn = families, context.logger.warning
+        if not families:
+            self._without = "the option compiled says so"
+
+    def _load_library(self) -> None:
+        """With the first model, which may take minutes to load: the kernels may have to be compiled."""
+        families, self._families = self._families, ()
+        if not families:
+            return
         try:
-            if families:
-                self._library = load(families, context.threads)
-                single_thread()
-            else:
-                self._without = "the option compiled says so"
+            self._library = load(families, self._threads)
         except NativeError as reason:
             self._without = str(reason)
-            context.logger.warning("the cpu provider runs in NumPy only: %s", reason)
+            self._warn("the cpu provider runs in NumPy only: %s", reason)
+        else:
+            single_thread()
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
         """One claim per node that is served, reasons for the others."""
@@ -90,9 +101,11 @@ class CpuProvider(Provider):
         """Raises ClaimBrokenError when a node of the unit is not served after all."""
         if self._scratch is None:
             self._scratch = Scratch()
+        self._load_library()
         program = CpuProgram(
-            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library
-        )
+            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library,
+            self._packing,
+        )  # fmt: skip
         self._programs.append(program)
         return program
 
@@ -105,30 +118,44 @@ class CpuProvider(Provider):
     def stats(self) -> Mapping[str, Any]:
         """Of the loaded units: stop-gap nodes and their operators, bindings made, nodes bound in each run, bytes.
 
-        `reshaped`: bindings by how they were made (`growth.py`). `compiled`: the families of compiled kernels in use,
-        and what they were compiled for, or why there are none.
+        `fused`: how many ops each pattern of `fusion/` made. `reshaped`: bindings by how they were made (`growth.py`).
+        `compiled`: the families of compiled kernels in use, what they were compiled for and where they are `from`
+        (wheel or cache), or why there are none. `steps`: bound steps of the latest bindings, by compiled kernel, or
+        `numpy`. `memory`: `usage.Memory` of each unit, as a dict.
         """
         operators: Counter[str] = Counter()
+        fused: Counter[str] = Counter()
+        steps: Counter[str] = Counter()
         reshaped = Counter(dict.fromkeys(ACTIONS, 0))
         for program in self._programs:
             served = {op.origin.name: op.origin.label for op in program.code.ops if op.reference}
             operators.update(served.values())
+            fused.update(program.fused)
             reshaped.update(program.reshaped)
+            steps.update(program.kernels)
         return {
             "reference_nodes": sum(operators.values()),
             "reference_ops": dict(sorted(operators.items())),
             "programs_bound": sum(program.bound for program in self._programs),
+            "fused": dict(sorted(fused.items())),
             "reshaped": dict(reshaped),
             "unbound_nodes": sum(program.unbound_nodes for program in self._programs),
             "arena_bytes": 0 if self._scratch is None else self._scratch.mark,
             "compiled": self._compiled(),
+            "steps": dict(sorted(steps.items())),
+            "memory": [program.memory._asdict() for program in self._programs],
         }
 
     def _compiled(self) -> Mapping[str, Any]:
         library = self._library
         if library is None:
             return {"families": [], "reason": self._without}
-        return {"families": sorted(library.families), "target": library.target, "threads": library.threads}
+        return {
+            "families": sorted(library.families),
+            "target": library.target,
+            "from": library.origin,
+            "threads": library.threads,
+        }
 
     def close(self) -> None:
         """Give all memory back."""

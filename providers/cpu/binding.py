@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from time import monotonic_ns
@@ -122,6 +123,11 @@ class Binding:
         return [*itertools.chain.from_iterable([record.steps for record in self.records]), *self._ending]
 
     @property
+    def kernels(self) -> Counter[str]:
+        """How many of the bound steps each kernel of the compiled library does, and `numpy` the others."""
+        return Counter(map(_kernel_name, self._bound_steps()))
+
+    @property
     def region(self) -> Region:
         """Where its memory lies."""
         return self.plan.region
@@ -178,7 +184,7 @@ class Binding:
         if op is None:
             raise cause
         inputs = [None if n == ABSENT else self.item(n).value for n in op.inputs]
-        fail((op.origin,), op.step.inputs, inputs, cause)
+        fail((op.origin,), op.step.inputs, inputs, cause, op.fused)
 
     def _run_traced(self, env: dict[int, Any]) -> None:
         """`run_inside` with a span per node, and one for copies into places."""
@@ -213,9 +219,13 @@ class Binding:
             for numbers in (op.inputs, op.outputs)
         )
         nbytes = sum(value.nbytes for value in made if isinstance(value, np.ndarray))
-        names = dict.fromkeys(step.name if isinstance(step, Call) else "numpy" for step in steps)
+        names = dict.fromkeys(map(_kernel_name, steps))
         kernel = " ".join([op.step.op_type, *names])
-        self._trace.span(op.origin.name, start, end, op.origin.label, nbytes, kernel, operations(op.step, given, made))
+        self._trace.span(op.origin.name, start, end, op.label, nbytes, kernel, operations(op.step, given, made))
+
+
+def _kernel_name(step: Callable[[], Any]) -> str:
+    return step.name if isinstance(step, Call) else "numpy"
 
 
 class LateKernel:

@@ -9,9 +9,11 @@ Numbers are unique over a unit and all its bodies, so a branch whose condition i
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from outrider.providers.cpu.claims import serve
 from outrider.providers.cpu.items import KNOWN, Item
 from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
 from outrider.providers.cpu.native import Library
+from outrider.providers.cpu.packing import Packed, Packing
 from outrider.providers.wire.graph import Graph
 
 ABSENT = -1  # the number of an omitted input or an unnamed output
@@ -31,9 +34,9 @@ class Op:
     """One lowered node. `kernel` is None where the executor itself runs it (If, Loop, Scan, SequenceMap).
 
     `reads`: numbers of the given inputs and captures; `deterministic`: no random operator, bodies included.
+    `fused`: the original nodes that it stands for besides `origin`, and `title` what they are together (`fusion/`).
     """
 
-    index: int
     step: Node
     origin: Node
     kernel: Kernel[Any] | None
@@ -42,9 +45,21 @@ class Op:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     bodies: Mapping[str, Block]
-    captures: tuple[int, ...]
-    reads: tuple[int, ...]
     deterministic: bool
+    captures: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
+    fused: tuple[Node, ...] = ()
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        """`domain::op` of the original node, or of all that it stands for: `ai.onnx::Conv+Relu`."""
+        return self.title or self.origin.label
+
+    def note_reads(self) -> None:
+        """Its inputs or its bodies changed: whom it reads."""
+        self.captures = tuple(dict.fromkeys(number for body in self.bodies.values() for number in body.free))
+        self.reads = tuple(number for number in (*self.inputs, *self.captures) if number != ABSENT)
 
 
 @dataclass(eq=False)
@@ -60,11 +75,22 @@ class Block:
     produced: frozenset[int] = frozenset()
     uses: Counter[int] = field(default_factory=Counter)
 
+    def note_uses(self, is_constant: Callable[[int], bool]) -> None:
+        """Its ops or results changed: who reads what."""
+        made = {number for op in self.ops for number in op.outputs if number != ABSENT}
+        reads = [number for op in self.ops for number in op.reads]
+        reads += [number for number in self.results if number != ABSENT]
+        own = made.union(self.formals)
+        self.uses = Counter(reads)
+        self.free = tuple(n for n in dict.fromkeys(reads) if n not in own and not is_constant(n))
+        self.produced = frozenset(made)
+
 
 class Code:
     """A compiled unit, before any signature is known. `reshape`: bindings are made from earlier ones.
 
     `cancelled`: whether the present run was cancelled, see `Context`. `library`: the compiled kernels, if there are.
+    `packing`: what it shares of prepacked weights with other units.
     """
 
     def __init__(
@@ -77,6 +103,7 @@ class Code:
         reshape: bool = True,
         cancelled: Callable[[], bool] = lambda: False,
         library: Library | None = None,
+        packing: Packing | None = None,
     ) -> None:
         self.trace = Trace() if trace is None else trace
         self.reshape = reshape
@@ -85,11 +112,11 @@ class Code:
         self.names: list[str] = []
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self.ops: list[Op] = []
         self.folded: dict[Op, list[Any]] = {}
-        self.packed: dict[tuple[Op, str, int], Any] = {}
+        self.packing = Packing() if packing is None else packing
+        self.packed: dict[tuple[Op, int], dict[str, Packed]] = {}  # by input, then by the kernel's key
         self.high = 0  # bytes of scratch memory that its bindings need, bodies included
-        self._constants: dict[int, tuple[Mapping[str, Any], str]] = {}
+        self._constants: dict[int, Callable[[], Any]] = {}
         self._items: dict[int, Item] = {}
         self._outer = constants
         scope: dict[str, int] = {}
@@ -106,6 +133,11 @@ class Code:
         """Names of the original nodes that the stop-gap serves, wholly or in part, bodies included."""
         return tuple(dict.fromkeys(op.origin.name for op in self.ops if op.reference))
 
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All ops, those of bodies after the one that has them."""
+        return tuple(_ops(self.top))
+
     def is_constant(self, number: int) -> bool:
         """True for a number that names a constant of the unit or of a body."""
         return number in self._constants
@@ -114,9 +146,18 @@ class Code:
         """The state of a constant, whose read-only array is read when first asked for."""
         item = self._items.get(number)
         if item is None:
-            mapping, name = self._constants[number]
-            item = self._items[number] = Item(KNOWN, mapping[name], shared=True)
+            item = self._items[number] = Item(KNOWN, self._constants[number](), shared=True)
         return item
+
+    def known(self, number: int, make: Callable[[], Any]) -> None:
+        """`number` names a constant from now on, which `make` gives when it is first asked for."""
+        self._constants[number] = make
+
+    def derived(self, name: str, make: Callable[[], Any]) -> int:
+        """The number of a new constant, which `make` gives when it is first asked for. `name` is for errors."""
+        number = self._define({}, name)
+        self.known(number, make)
+        return number
 
     # Building --------------------------------------------------------------------------------------------------------
     def _define(self, scope: dict[str, int], name: str) -> int:
@@ -134,7 +175,7 @@ class Code:
                 return scope[name]
         if name in self._outer:
             number = self._define(scopes[0], name)
-            self._constants[number] = (self._outer, name)
+            self._constants[number] = partial(operator.getitem, self._outer, name)
             return number
         raise ClaimBrokenError(
             f"node {reader} reads {name!r}, which is neither an input nor a constant nor made by the unit",
@@ -150,29 +191,10 @@ class Code:
         scopes: list[dict[str, int]],
     ) -> Block:
         block = Block(name, formals=tuple(formals), declared=tuple(outputs))
-        free: dict[int, None] = {}
-        own: set[int] = set(formals)
-        produced: set[int] = set()
-
-        def read(number: int) -> None:
-            block.uses[number] += 1
-            if number not in own and not self.is_constant(number):
-                free[number] = None
-
         for origin in nodes:
-            for step in origin.steps():
-                op = self._op(step, origin, scopes)
-                for number in op.reads:
-                    read(number)
-                made = [number for number in op.outputs if number != ABSENT]
-                own.update(made)
-                produced.update(made)
-                block.ops.append(op)
+            block.ops += [self._op(step, origin, scopes) for step in origin.steps()]
         block.results = tuple(self._resolve(scopes, value.name, name or "the unit's outputs") for value in outputs)
-        for number in block.results:
-            if number != ABSENT:
-                read(number)
-        block.free, block.produced = tuple(free), frozenset(produced)
+        block.note_uses(self.is_constant)
         return block
 
     def _op(self, step: Node, origin: Node, scopes: list[dict[str, int]]) -> Op:
@@ -187,23 +209,25 @@ class Code:
         bodies = {}
         if service.kernel is None:
             bodies = {key: self._body(f"{step.name}/{key}", body, scopes) for key, body in step.bodies()}
-        captures = tuple(dict.fromkeys(number for body in bodies.values() for number in body.free))
         outputs = tuple(self._define(scopes[-1], value.name) for value in step.outputs)
-        reads = tuple(number for number in (*inputs, *captures) if number != ABSENT)
         if service.kernel is None:
             deterministic = all(inner.deterministic for body in bodies.values() for inner in body.ops)
         else:
             deterministic = service.kernel.deterministic
-        op = Op(
-            len(self.ops), step, origin, service.kernel, service.parsed, service.reference,
-            inputs, outputs, bodies, captures, reads, deterministic,
-        )  # fmt: skip
-        self.ops.append(op)
+        op = Op(step, origin, service.kernel, service.parsed, service.reference, inputs, outputs, bodies, deterministic)
+        op.note_reads()
         return op
 
     def _body(self, name: str, graph: Graph, scopes: list[dict[str, int]]) -> Block:
         scope: dict[str, int] = {}
         for key in graph.constants:
-            self._constants[self._define(scope, key)] = (graph.constants, key)
+            self._constants[self._define(scope, key)] = partial(operator.getitem, graph.constants, key)
         formals = [self._define(scope, value.name) for value in graph.inputs]
         return self._block(name, graph.nodes, formals, graph.outputs, [*scopes, scope])
+
+
+def _ops(block: Block) -> Iterator[Op]:
+    for op in block.ops:
+        yield op
+        for body in op.bodies.values():
+            yield from _ops(body)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,11 +12,14 @@ from outrider.providers.cpu.arena import Region
 from outrider.providers.cpu.binding import Binding, LateKernel, LateOp, Plan
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
 from outrider.providers.cpu.items import KNOWN, LATE, LATE_ITEM, Item, plain
+from outrider.providers.cpu.kernels.copying import copier
 from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, OpMemory, immediate
 from outrider.providers.cpu.records import FOLDED, UNBOUND, Misfit, Record
+from outrider.providers.cpu.usage import out_of_memory, values
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype, onnx_name
 from outrider.providers.wire.failures import fail
+from outrider.shm.errors import OutOfMemoryError
 
 
 class Stage(NamedTuple):
@@ -110,7 +112,7 @@ class Builder:
                 return None
             except Exception as cause:
                 memory.discard()
-                fail((op.origin,), op.step.inputs, mode.inputs, cause)
+                fail((op.origin,), op.step.inputs, mode.inputs, cause, op.fused)
             if final:
                 return mode.record()
             memory.discard()
@@ -130,9 +132,12 @@ class Builder:
 
     # All of it -------------------------------------------------------------------------------------------------------
     def binding(self, plan: Plan, records: Sequence[Record]) -> Binding:
-        """What was built. Its memory is there."""
+        """What was built. Its memory is there, or OutOfMemoryError names the largest values in it."""
         ending = self._deliver()
-        self.region.scratch.ensure(self.region.high, "the scratch memory of a program")
+        try:
+            self.region.scratch.ensure(self.region.high, "the scratch memory of a program")
+        except OutOfMemoryError as error:
+            raise out_of_memory(error, self.region.high, values(self.code, records)) from None
         self.code.high = max(self.code.high, self.region.high)
         return Binding(self.code, self.block, self.threads, plan, self.items, records, self.placed, ending)
 
@@ -149,5 +154,5 @@ class Builder:
                 continue
             source = item.value
             target = self.place(i, self.code.outputs[i].dtype, source.shape, source.dtype)
-            copies.append(partial(np.copyto, target, source))
+            copies.append(copier(self.code.library, target, source))
         return copies

@@ -14,6 +14,7 @@ from outrider.providers.cpu import reference
 from outrider.providers.cpu.kernels.frame import KERNELS, Kernel, Unsupported, find
 from outrider.providers.wire.graph import Graph
 
+OWN = "outrider"  # the domain of ops that `fusion/` makes; no model's
 # Operators that the executor runs, with the lowest opset whose form it knows.
 CONTROL = {"If": 1, "Loop": 1, "Scan": 8, "SequenceMap": 17}
 
@@ -61,6 +62,8 @@ def offers(graph: Graph) -> list[Claim | Decline]:
 def served_by_reference(node: Node) -> bool:
     """True when the stop-gap serves a step of this node, or a node of its bodies. Raises Unsupported as `serve`."""
     found = False
+    if node.domain == OWN:
+        raise Unsupported(f"the domain {OWN} is this provider's own")
     for step in node.steps():
         service = serve(step)
         found = found or service.reference
@@ -74,6 +77,6 @@ def served_by_reference(node: Node) -> bool:
 
 
 def operators() -> list[str]:
-    """`domain::op` of everything that has a kernel or is run by the executor, sorted."""
-    names = {f"{domain or 'ai.onnx'}::{op}" for domain, op in KERNELS}
+    """`domain::op` of everything that models may hold and that has a kernel or is run by the executor, sorted."""
+    names = {f"{domain or 'ai.onnx'}::{op}" for domain, op in KERNELS if domain != OWN}
     return sorted(names | {f"ai.onnx::{op}" for op in CONTROL})

@@ -35,13 +35,19 @@ class Lineage:
         self._last: Binding | None = None
         self._misfits = 0
 
+    @property
+    def last(self) -> Binding | None:
+        """The latest binding, if there is one."""
+        return self._last
+
     def bind(self, given: Given, base: int = 0, place: Place | None = None) -> Binding:
         """A binding for `given` whose memory starts at `base`; older ones stay valid.
 
         Raises KernelError naming the node that does not take its inputs, OutOfMemoryError.
         """
         if not self._code.reshape:
-            return self._walk(given, base, place, None)
+            self._last = self._walk(given, base, place, None)
+            return self._last
         place = None if place is None else _Once(place)
         signature = _signature(given)
         action = self._growth.next(signature)

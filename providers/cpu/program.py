@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,19 @@ from outrider.providers.contract import Place, Program, Run, Trace, Unit
 from outrider.providers.cpu.arena import Scratch
 from outrider.providers.cpu.binding import Binding
 from outrider.providers.cpu.blocks import Code
+from outrider.providers.cpu.fusion import fuse
 from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
 from outrider.providers.cpu.lineage import Lineage
 from outrider.providers.cpu.native import Library
+from outrider.providers.cpu.packing import Packing
+from outrider.providers.cpu.usage import Memory, program_memory
 
 
 class CpuProgram(Program):
-    """Made from a unit. Levels 'none', 'basic' and 'all' are one today: nodes as written, each by its kernel."""
+    """Made from a unit. Level 'all': with its nodes fused; 'none' and 'basic': as written, each by its kernel.
+
+    `fused`: how many ops each pattern made.
+    """
 
     def __init__(
         self,
@@ -29,9 +35,11 @@ class CpuProgram(Program):
         reshape: bool = True,
         cancelled: Callable[[], bool] = lambda: False,
         library: Library | None = None,
+        packing: Packing | None = None,
     ) -> None:
         nodes = (*unit.constant_nodes, *unit.nodes)
-        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled, library)
+        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled, library, packing)
+        self.fused: Mapping[str, int] = fuse(self.code) if unit.optimization == "all" else {}
         self.bound = 0
         self.unbound_nodes = 0
         self._lineage = Lineage(self.code, self.code.top, scratch, threads)
@@ -50,6 +58,17 @@ class CpuProgram(Program):
     def reshaped(self) -> Counter[str]:
         """How many bindings were made in which way (`growth.py`)."""
         return self._lineage.counts
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of the latest binding, and of the weights."""
+        return program_memory(self.code, self._lineage.last)
+
+    @property
+    def kernels(self) -> Counter[str]:
+        """How many bound steps of the latest binding each compiled kernel does, and `numpy` the others."""
+        last = self._lineage.last
+        return Counter() if last is None else last.kernels
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         """See `Program.bind`. Values returned instead of placed are valid until the next run of this worker."""

@@ -61,12 +61,19 @@ def error_from_plain(told: dict[str, Any], kinds: Iterable[type[OutriderError]])
     return None
 
 
-def fail(nodes: Sequence[Node], values: Sequence[Value], items: Sequence[Any], cause: BaseException) -> NoReturn:
+def fail(
+    nodes: Sequence[Node],
+    values: Sequence[Value],
+    items: Sequence[Any],
+    cause: BaseException,
+    fused: Sequence[Node] = (),
+) -> NoReturn:
     """One story for kernels of the cpu provider and for anyone's callable.
 
     Raises Outrider's own errors as they are, short memory as OutOfMemoryError, the rest as KernelError.
     `nodes`: the node that failed, or all of a unit that runs as one. `values` and `items`: its inputs as declared and
-    as they came (missing ones were omitted). The provider's name is filled in by the coordinator, which knows it.
+    as they came (missing ones were omitted). `fused`: nodes that run as one with it. The provider's name is filled in
+    by the coordinator, which knows it.
     """
     if isinstance(cause, OutriderError):
         try:
@@ -76,6 +83,8 @@ def fail(nodes: Sequence[Node], values: Sequence[Value], items: Sequence[Any], c
     one = nodes[0] if len(nodes) == 1 else None
     if one:
         what = f"node {one.name} ({one.label}, opset {one.opset})"
+        if fused:
+            what += f", into which {first_names([node.name for node in fused])} were fused,"
     else:
         what = f"the unit of {first_names([node.name for node in nodes])}"
     if isinstance(cause, MemoryError):

@@ -1,145 +1,166 @@
-"""The cpu provider beside onnxruntime on real models: same threads, interleaved, and how long loading and binding take.
+"""The cpu provider beside other runtimes on real models: same threads, interleaved; and how long opening them takes.
 
-onnxruntime is measured as it comes (its threads spin while they wait) and with `allow_spinning=0`. Inputs are read from
-the folder `--feeds`, else made: standard normals, integers 0 or 1, sizes of 1 for free dimensions. Between two variants
-there is a pause, since a pool that spins still takes a core for a while.
+The provider is measured with its compiled kernels and in NumPy, onnxruntime as it comes (its threads spin while they
+wait) and with `allow_spinning=0`, `nxrt` and `openvino` where they are installed. Inputs are `NAME.npz` in the folder
+`--feeds` or beside `NAME.onnx`, else made: standard normals, integers 0 or 1, sizes of 1 for free dimensions. Every
+runtime has a process of its own (`runtimes.py`). Between two variants there is a pause, since a pool that spins still
+takes a core for a while.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
 
 from outrider.scheduler import InferenceSession, ProviderSpec
 from outrider.scheduler.cores import usable_cores
-from outrider.tools.bench.baselines import installed
+from outrider.tools.bench.chains import runs_of
 from outrider.tools.bench.measure import Budget, Request, Round, Row, Sample, interleave, judged, row, skipped, timed
 from outrider.tools.bench.nodes import model_feed
+from outrider.tools.bench.runtimes import NXRT, OPENVINO, PACKAGES, SPINS, RuntimeRefusal, installed, opened
 
-SECONDS = 0.4  # of runs per variant and round
+SECONDS = 0.3  # of runs per variant and round
 PAUSE = 0.05
-SPINS, BLOCKS, NXRT = "onnxruntime", "onnxruntime, no spinning", "nxrt"
-_BUDGET = Budget(ratio=1.5)  # of the geometric mean, in NumPy; compiled kernels are to reach 1.0
-_NXRT_BUDGET = Budget(ratio=0.5)
+CPU, NUMPY = "cpu", "cpu, NumPy"
+OURS: dict[str, bool] = {CPU: True, NUMPY: False}  # -> the option `compiled`
+_MODEL = Budget(ratio=1.3)  # of each model, to onnxruntime
+_NXRT = Budget(ratio=0.5)
+_MEAN = {(CPU, 1): Budget(ratio=1.05), (CPU, 2): Budget(ratio=1.0), (NUMPY, 2): Budget(ratio=1.5)}  # by threads
 _MS = 1e-6  # nanoseconds to milliseconds
 
-Call = Callable[[], object]
+
+@dataclass
+class _Taken:
+    """Ratios over all models: (variant, threads, to) -> one per model."""
+
+    ratios: dict[tuple[str, int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, name: str, threads: int, to: str, made: Row) -> Row:
+        """Note the ratio of a row, and return the row."""
+        if made.ratio is not None:
+            self.ratios[name, threads, to].append(made.ratio)
+        return made
+
+    def means(self) -> list[Row]:
+        """Geometric means; the models that `to` does not run are not in them."""
+        made = []
+        for (name, threads, to), values in sorted(self.ratios.items(), key=lambda pair: (pair[0][2] != SPINS, *pair)):
+            value = math.exp(statistics.fmean(map(math.log, values)))
+            title = f"geometric mean, {_threads(threads)}: {name}{'' if to == SPINS else f' to {to}'}"
+            mean = Row(title, value, "x", None, min(values), max(values), value, to, note=f"{len(values)} models")
+            made.append(judged(mean, _MEAN.get((name, threads)) if to == SPINS else None))
+        return made
 
 
 def rows(request: Request) -> list[Row]:
-    """Milliseconds per run, per model and number of threads; then what a first run needs."""
+    """Milliseconds per run, per model and number of threads; what a first run needs; the means over the models."""
     made: list[Row] = []
-    ratios: dict[int, list[float]] = {}
-    for path in request.models:
-        for threads in sorted({1, min(2, usable_cores())}):
-            table, ratio = _compared(request, path, threads)
-            made += table
-            if ratio is not None:
-                ratios.setdefault(threads, []).append(ratio)
-        made += _opening(request, path)
-    for threads, values in ratios.items():
-        mean = Row(f"geometric mean, {_threads(threads)}: cpu", None, "x", note="with pure NumPy kernels")
-        value = math.exp(statistics.fmean(map(math.log, values)))
-        made.append(judged(replace(mean, value=value, ratio=value, to=SPINS), _BUDGET))
-    for package in ("onnxruntime", NXRT):
+    taken = _Taken()
+    counts = [request.threads] if request.threads else sorted({1, min(2, usable_cores())})
+    with tempfile.TemporaryDirectory(prefix="outrider-bench-") as folder:
+        for path in request.models:
+            feed = str(Path(folder, "feed.npz"))
+            for threads in counts:
+                made += _compared(request, path, feed, threads, taken)
+            made += _opening(request, path, feed, counts[-1])
+    made += taken.means()
+    for package in dict.fromkeys(PACKAGES.values()):
         if not installed(package):
             made.append(skipped(package, "ms", f"{package} is not installed"))
     made.append(skipped("ort worker", "ms", "the ort provider is not built yet; budget 1.03 x onnxruntime + 60 us"))
     return made
 
 
-def _compared(request: Request, path: str, threads: int) -> tuple[list[Row], float | None]:
-    """Rows of one model, and the ratio of cpu to onnxruntime as it comes."""
-    with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(InferenceSession(path, providers=[ProviderSpec("cpu", threads=threads)]))
-        feed = model_feed(request, path, ours)
-        calls: dict[str, Call] = {"cpu": lambda: ours.run(None, feed)}
-        if installed("onnxruntime"):
-            calls[SPINS] = _onnxruntime(path, feed, threads, spinning=True)
-            calls[BLOCKS] = _onnxruntime(path, feed, threads, spinning=False)
-        reason = ""
-        if installed(NXRT):
-            try:
-                calls[NXRT] = _nxrt(path, feed)
-            except Exception as error:  # another runtime may raise anything on a model that it does not know
-                reason = f"{type(error).__name__}: {error}".splitlines()[0][:80]
-        variants: dict[str, tuple[Sample, int]] = {}
-        for name, call in calls.items():
-            call()
-            start = time.perf_counter()
-            call()
-            count = int(SECONDS / max(1e-6, time.perf_counter() - start))
-            variants[name] = (timed(call, _MS), request.calls(min(200, max(2, count))))
-        taken = interleave(variants, request.rounds, PAUSE)
+def _compared(request: Request, path: str, feed: str, threads: int, means: _Taken) -> list[Row]:
+    """Rows of one model; leaves its inputs in the file `feed`."""
     title = f"{os.path.basename(path)}, {_threads(threads)}"
-    base = taken.get(SPINS)
-    made = [row(f"{title}: {name}", "ms", rounds, base, SPINS) for name, rounds in taken.items() if name != NXRT]
-    if NXRT in taken:
-        made.append(row(f"{title}: {NXRT}", "ms", taken[NXRT]))
-        made.append(row(f"{title}: cpu", "ms", taken["cpu"], taken[NXRT], NXRT, _NXRT_BUDGET))
-    elif reason:
-        made.append(skipped(f"{title}: {NXRT}", "ms", reason))
-    return made, made[0].ratio
+    samples: dict[str, Sample] = {}
+    refused: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        ours = {
+            name: stack.enter_context(InferenceSession(path, providers=[_spec(threads, compiled)]))
+            for name, compiled in OURS.items()
+        }
+        inputs = model_feed(request, path, ours[CPU])
+        np.savez(feed, **inputs)
+        for name, made in ours.items():
+            made.run(None, inputs)
+            samples[name] = timed(runs_of(made, inputs), _MS)
+        kernels = _kernels(ours[CPU])
+        for name in filter(installed, PACKAGES):
+            try:
+                samples[name] = stack.enter_context(opened(name, path, feed, threads)).sample
+            except RuntimeRefusal as reason:
+                refused[name] = str(reason)
+        variants = {name: (sample, _count(request, sample)) for name, sample in samples.items()}
+        taken = interleave(variants, request.rounds, PAUSE)
+    table = []
+    for name, rounds in taken.items():
+        note = kernels if name == CPU else ""
+        budget = _MODEL if name == CPU else None
+        one = row(f"{title}: {name}", "ms", rounds, taken.get(SPINS), SPINS, budget, note)
+        table.append(means.add(name, threads, SPINS, one) if name != SPINS else one)
+    for name, budget in ((NXRT, _NXRT), (OPENVINO, None)):
+        if name in taken:
+            one = row(f"{title}: {CPU} to {name}", "ms", taken[CPU], taken[name], name, budget)
+            table.append(means.add(CPU, threads, name, one))
+    return table + [skipped(f"{title}: {name}", "ms", reason) for name, reason in refused.items()]
+
+
+def _spec(threads: int, compiled: bool) -> ProviderSpec:
+    return ProviderSpec("cpu", threads=threads, options={"compiled": compiled})
+
+
+def _kernels(ours: InferenceSession) -> str:
+    """How many steps of the bound program each compiled kernel, and NumPy, does: '62 or_conv, 12 numpy'."""
+    steps = ours.stats()["providers"]["cpu"]["steps"]
+    return ", ".join(f"{count} {name}" for name, count in sorted(steps.items(), key=lambda pair: -pair[1]))
+
+
+def _count(request: Request, sample: Sample) -> int:
+    """Runs of one round."""
+    [taken] = sample(1)
+    return request.calls(min(500, max(1, round(SECONDS * 1e3 / max(1e-3, taken)))))
 
 
 def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
 
-def _onnxruntime(path: str, feed: Mapping[str, Any], threads: int, spinning: bool) -> Call:
-    """A run in this process, with every optimisation."""
-    ort: Any = importlib.import_module("onnxruntime")
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors
-    if not spinning:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    made = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda: made.run(None, feed)
-
-
-def _nxrt(path: str, feed: Mapping[str, Any]) -> Call:
-    """A run in this process. Raises what nxrt raises."""
-    made: Any = importlib.import_module(NXRT).InferenceSession(path)
-    made.run(None, feed)
-    return lambda: made.run(None, feed)
-
-
-def _opening(request: Request, path: str) -> list[Row]:
-    """Session ready, and the first run, which binds kernels to shapes; a new session each time."""
-    opened: dict[str, list[Round]] = {"cpu": [], SPINS: []}
-    first: dict[str, list[Round]] = {"cpu": [], SPINS: []}
-    feed: Mapping[str, Any] = {}
-    for _ in range(1 if request.quick else min(5, request.rounds)):
+def _opening(request: Request, path: str, feed: str, threads: int) -> list[Row]:
+    """Session ready, and the first run, which binds kernels to shapes; a new session in a new process each time."""
+    ready: dict[str, list[Round]] = defaultdict(list)
+    first: dict[str, list[Round]] = defaultdict(list)
+    others = [name for name in (SPINS, OPENVINO) if installed(name)]
+    for _ in range(1 if request.quick else min(3, request.rounds)):
         start = time.perf_counter()
-        with InferenceSession(path) as ours:
-            opened["cpu"].append(_since(start))
-            feed = feed or model_feed(request, path, ours)
+        with InferenceSession(path, providers=[_spec(threads, True)]) as ours:
+            ready[CPU].append(_since(start))
+            inputs = model_feed(request, path, ours)
             start = time.perf_counter()
-            ours.run(None, feed)
-            first["cpu"].append(_since(start))
-        if installed("onnxruntime"):
-            start = time.perf_counter()
-            call = _onnxruntime(path, feed, usable_cores(), spinning=True)
-            opened[SPINS].append(_since(start))
-            start = time.perf_counter()
-            call()
-            first[SPINS].append(_since(start))
+            ours.run(None, inputs)
+            first[CPU].append(_since(start))
+        for name in others:
+            with contextlib.suppress(RuntimeRefusal), opened(name, path, feed, threads) as other:
+                ready[name].append(Round(other.ready))
+                first[name].append(Round(other.first))
+    return [*_beside(path, "session ready", ready), *_beside(path, "first run", first)]
+
+
+def _beside(path: str, what: str, taken: Mapping[str, Sequence[Round]]) -> list[Row]:
+    base = taken.get(SPINS)
     title = os.path.basename(path)
-    return [
-        row(f"{title}: {what}, {name}", "ms", rounds, taken[SPINS] or None, SPINS)
-        for what, taken in (("session ready", opened), ("first run", first))
-        for name, rounds in taken.items()
-        if rounds
-    ]
+    return [row(f"{title}: {what}, {name}", "ms", rounds, base, SPINS) for name, rounds in taken.items()]
 
 
 def _since(start: float) -> Round:

@@ -4,9 +4,11 @@ from outrider.providers.cpu.kernels import activations as activations
 from outrider.providers.cpu.kernels import attention as attention
 from outrider.providers.cpu.kernels import binary as binary
 from outrider.providers.cpu.kernels import casting as casting
+from outrider.providers.cpu.kernels import chain as chain
 from outrider.providers.cpu.kernels import convolution as convolution
 from outrider.providers.cpu.kernels import elementwise as elementwise
 from outrider.providers.cpu.kernels import indexing as indexing
+from outrider.providers.cpu.kernels import lookup as lookup
 from outrider.providers.cpu.kernels import matmul as matmul
 from outrider.providers.cpu.kernels import nbits as nbits
 from outrider.providers.cpu.kernels import normalization as normalization

@@ -1,8 +1,11 @@
-"""Copies between arrays of one shape and dtype and any strides, by the compiled library."""
+"""Copies between arrays of one shape and dtype and any strides."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +16,15 @@ _CHUNK = 1 << 16  # bytes along one axis that are one item of work
 _TILE = 16  # elements along one axis that are transposed together
 
 Axis = tuple[int, int, int]  # stride of y, stride of x (bytes), length
+
+
+def copier(library: Library | None, y: np.ndarray, x: np.ndarray) -> Callable[[], Any]:
+    """The step y[...] = x, of one dtype and shapes that broadcast to y's: by the library where it can, else NumPy's."""
+    if library is not None and "copy" in library.families and x.dtype == y.dtype:
+        call = copy_call(library, y, np.broadcast_to(x, y.shape))
+        if call is not None:
+            return call
+    return partial(np.copyto, y, x)
 
 
 def joined(y: np.ndarray, x: np.ndarray) -> list[Axis]:

@@ -6,12 +6,19 @@ Shapes: x [N, C, *spatial], weights [C * times, 1, *kernel], y [N, C * times, *o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.frame import Bind
+from outrider.providers.cpu.kernels.epilogue import RESIDUAL, Epilogue, compiled_epilogue
+from outrider.providers.cpu.kernels.frame import Bind, channels_last
 from outrider.providers.cpu.kernels.windows import COLUMNS, Geometry, padded, sliding
+
+_LANES, _MOST_ROWS = 16, 64  # as depthwise.c has them
+_RING = (
+    384  # positions of LANES floats that the rows of the ring may have: 24 KB, so that L1 holds weights and sums too
+)
 
 
 def _by_taps(windows: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
@@ -148,3 +155,91 @@ def depthwise(
                     )
                 )
     b.step(_run_bands, blocks)
+
+
+# Compiled ------------------------------------------------------------------------------------------------------------
+def _two(values: Sequence[int], absent: int, swapped: bool) -> tuple[int, int]:
+    """What the spatial axes have, for rows and columns; a single axis is the columns."""
+    rows, columns = (absent, *values)[-2:]
+    return (columns, rows) if swapped else (rows, columns)
+
+
+def _packed(w: np.ndarray) -> np.ndarray:
+    """[C, 1, *kernel] as [blocks, *kernel, LANES], with zeros after the last channel."""
+    blocks, taps = -(-len(w) // _LANES), math.prod(w.shape[2:])
+    packed = np.zeros((blocks, taps, _LANES), np.float32)
+    for block, part in enumerate(packed):
+        lanes = w[block * _LANES : (block + 1) * _LANES].reshape(-1, taps)
+        part[:, : len(lanes)] = lanes.T
+    return packed
+
+
+def _fill_packed(w: np.ndarray, packed: np.ndarray) -> None:
+    np.copyto(packed, _packed(w))
+
+
+def compiled_depthwise(b: Bind, w: np.ndarray, g: Geometry, p: Epilogue) -> bool:
+    """Record the whole convolution, epilogue included, by the compiled library; False where that does not take it.
+
+    It takes float32, one or two spatial axes, and as many outputs as inputs.
+    """
+    library, x = b.compiled("depthwise"), b.array(0)
+    images, channels = x.shape[:2]
+    shape = (images, w.shape[0]) + g.out
+    if library is None or x.dtype != np.float32 or x.ndim > 4 or channels != w.shape[0]:
+        return False
+    if p.residual and b.has(RESIDUAL) and np.broadcast_shapes(shape, b.array(RESIDUAL).shape) != shape:
+        return False  # it enlarges the output
+    # Along the columns an input serves several outputs: a kernel of one column lies along the rows.
+    swapped = len(g.kernel) == 2 and g.kernel[1] == 1 and g.kernel[0] > 1
+    kernel, strides, dilations = (_two(v, 1, swapped) for v in (g.kernel, g.strides, g.dilations))
+    begin, spatial, out = _two(g.begin, 0, swapped), _two(g.spatial, 1, swapped), _two(g.out, 1, swapped)
+    if 0 in shape or 0 in x.shape or 0 in w.shape or kernel[0] > _MOST_ROWS:
+        return False
+    last = channels_last(x.ndim)
+    order = (0, 3, 2, 1) if swapped else last
+    y = b.out(0, shape, np.float32, last)
+    place = y if y.strides[1] == 4 else b.scratch(shape, np.float32, last)
+    if x.strides[1] != 4:
+        x = b.contiguous(x, last)
+    blocks = -(-channels // _LANES)
+    if b.is_const(1):
+        weights = b.packed("lanes", 1, _packed)
+    else:
+        weights = b.scratch((blocks, math.prod(kernel), _LANES), np.float32)
+        b.step(_fill_packed, w, weights)
+
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    direct = (
+        kernel[1] == reach[1] == 3 and strides[1] <= 2 and out[1] >= 40 and _cached(kernel[0] * (7 * strides[1] + 3), x)
+    )
+    block = 16 * _LANES if direct else _LANES
+    columns = out[1] if direct else max(8, (_RING // reach[0] - reach[1]) // strides[1])
+    segments = -(-out[1] // columns)
+    columns = -(-out[1] // segments)
+    width = (-(-columns // 4) * 4 - 1) * strides[1] + reach[1]
+    items = images * segments * -(-channels // block)
+    bands = max(1, min(out[0] // (4 * reach[0]), -(-4 * library.threads // items)))
+    tasks = library.tasks(items * bands, y.size * (0.3 + 0.03 * math.prod(kernel)), 4)
+    memory = max(kernel[0] * 17, reach[0] * width) * _LANES
+    scratch = b.scratch((library.threads, memory), np.float32)
+    steps = [(step, *_two(rest, 0, swapped)) for step, _, *rest in (_floats(place), _floats(x))]
+    b.step(
+        library.call(
+            "or_depthwise", tasks, place, x, weights, scratch, memory, channels, images, tasks, bands, segments,
+            block, direct, reach[0], width, *steps[0], *steps[1], *spatial, *out, *kernel, *strides, *dilations, *begin,
+            *compiled_epilogue(b, p, y, order),
+        )
+    )  # fmt: skip
+    if place is not y:
+        b.copy(y, place)
+    return True
+
+
+def _cached(inputs: int, x: np.ndarray) -> bool:
+    """Whether so many neighbouring pixels of x fit an L1 cache with 64 sets of 8 lines of 64 bytes side by side."""
+    return inputs <= 6 * 64 // math.gcd(max(1, x.strides[-1] // 64), 64)
+
+
+def _floats(x: np.ndarray) -> list[int]:
+    return [step // 4 for step in x.strides]

@@ -43,7 +43,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.copying import copy_call
+from outrider.providers.cpu.kernels.copying import copier
 from outrider.providers.cpu.native import FAMILIES, Library
 from outrider.providers.wire.dtypes import is_raw, numpy_dtype
 from outrider.providers.wire.graph import Node
@@ -183,13 +183,7 @@ class Bind:
 
     def copy(self, y: np.ndarray, x: np.ndarray) -> None:
         """Record y[...] = x, of one dtype and shapes that broadcast to y's; y shares no memory with x."""
-        library = self.compiled("copy")
-        if library is not None and x.dtype == y.dtype:
-            call = copy_call(library, y, np.broadcast_to(x, y.shape))
-            if call is not None:
-                self.step(call)
-                return
-        self.step(np.copyto, y, x)
+        self.step(copier(self.library, y, x))
 
     def step(self, fn: Callable[..., Any], *args: Any) -> None:
         """Work of every run: `fn(*args)`, result ignored. `np.add` and its like take the output as last positional."""
@@ -212,6 +206,14 @@ def order_of(x: np.ndarray) -> tuple[int, ...] | None:
         return None
     order = tuple(sorted(range(x.ndim), key=lambda axis: (-x.strides[axis], axis)))
     return order if x.transpose(order).flags.c_contiguous else None
+
+
+def order_like(x: np.ndarray) -> tuple[int, ...] | None:
+    """The order for a new value to lie as `x` does, which may be a view with gaps; None for C order."""
+    if x.flags.c_contiguous or not x.size or min(x.strides) <= 0:
+        return None
+    order = tuple(sorted(range(x.ndim), key=lambda axis: (-x.strides[axis], axis)))
+    return None if order == tuple(range(x.ndim)) else order
 
 
 def channels_last(rank: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel, order_like
 from outrider.providers.cpu.kernels.support import axis_of, convert, ints, parse_axes, scalar
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
 from outrider.providers.wire.graph import Node
@@ -103,12 +103,13 @@ def concat(b: Bind, p: int) -> None:
         b.view(0, first)
         return
     total = sum(part.shape[axis] for part in parts)
-    y = b.out(0, (*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype)
+    order = order_like(max(parts, key=lambda part: part.size))
+    y = b.out(0, (*first.shape[:axis], total, *first.shape[axis + 1 :]), first.dtype, order)
     start = 0
     for part in parts:
         length = part.shape[axis]
         if part.size:
-            b.step(np.copyto, y[(slice(None),) * axis + (slice(start, start + length),)], part)
+            b.copy(y[(slice(None),) * axis + (slice(start, start + length),)], part)
         start += length
 
 
@@ -121,7 +122,7 @@ def tile(b: Bind, p: None) -> None:
         raise ValueError(f"Tile {b.node.name}: {len(repeats)} repeats for rank {x.ndim}")
     y = b.out(0, [d * r for d, r in zip(x.shape, repeats, strict=True)], x.dtype)
     parts = y.reshape([n for d, r in zip(x.shape, repeats, strict=True) for n in (r, d)])
-    b.step(np.copyto, parts, x[tuple(i for _ in range(x.ndim) for i in (None, slice(None))) + (...,)])
+    b.copy(parts, x[tuple(i for _ in range(x.ndim) for i in (None, slice(None))) + (...,)])
 
 
 # Padding ------------------------------------------------------------------------------------------------------------
@@ -145,8 +146,8 @@ def _pad_pairs(b: Bind, rank: int, pads: list[int] | None) -> list[tuple[int, in
     return pairs
 
 
-def pad_constant(b: Bind, x: np.ndarray, y: np.ndarray, pairs: Sequence[tuple[int, int]], value: Any) -> None:
-    """Record: x in the middle of y, `value` around it. Negative pads crop."""
+def pad_constant(b: Bind, x: np.ndarray, y: np.ndarray, pairs: Sequence[tuple[int, int]], value: np.ndarray) -> None:
+    """Record: x in the middle of y, `value` (of one element, their dtype) around it. Negative pads crop."""
     inner: list[slice] = []
     source: list[slice] = []
     for (before, after), length, width in zip(pairs, x.shape, y.shape, strict=True):
@@ -157,11 +158,11 @@ def pad_constant(b: Bind, x: np.ndarray, y: np.ndarray, pairs: Sequence[tuple[in
     for axis, (place, width) in enumerate(zip(inner, y.shape, strict=True)):
         for border in (slice(0, place.start), slice(place.stop, width)):
             if border.stop > border.start:
-                b.step(np.copyto, y[(*inner[:axis], border)], value, "unsafe")
+                b.copy(y[(*inner[:axis], border)], value)
     if all(s.stop > s.start for s in inner):
         within: tuple[Any, ...] = (*inner, ...)
         origin: tuple[Any, ...] = (*source, ...)
-        b.step(np.copyto, y[within], x[origin])
+        b.copy(y[within], x[origin])
 
 
 def pad_indices(length: int, before: int, after: int, mode: str) -> np.ndarray:
@@ -185,7 +186,7 @@ def pad(b: Bind, p: tuple[str, list[int] | None, float]) -> None:
     if not any(any(pair) for pair in pairs):
         b.view(0, x)
         return
-    y = b.out(0, shape, x.dtype)
+    y = b.out(0, shape, x.dtype, order_like(x))
     if mode == "constant":
         value = scalar(b, b.array(2)) if b.has(2) else np.array(default, np.float64).astype(x.dtype)
         pad_constant(b, x, y, pairs, value)
@@ -231,7 +232,7 @@ def trilu(b: Bind, p: bool) -> None:
     difference = np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, None]
     outside = difference < k if p else difference > k
     y = b.out(0, x.shape, x.dtype)
-    b.step(np.copyto, y, x)
+    b.copy(y, x)
     b.step(np.copyto, y, np.zeros((), x.dtype), "same_kind", outside)
 
 

@@ -102,7 +102,7 @@ def reshape_into(b: Bind, i: int, x: np.ndarray, shape: Sequence[int]) -> None:
         b.view(i, view)
         return
     y = b.out(i, shape, x.dtype)
-    b.step(np.copyto, y.reshape(x.shape), x)  # y is C-contiguous: a view
+    b.copy(y.reshape(x.shape), x)  # y is C-contiguous: a view
 
 
 def scalar(b: Bind, x: np.ndarray) -> np.ndarray:

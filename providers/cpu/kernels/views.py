@@ -194,7 +194,7 @@ def _regroup(b: Bind, x: np.ndarray, split_shape: Sequence[int], perm: Sequence[
         parts = b.contiguous(x).reshape(split_shape)
     turned = parts.transpose(perm)
     y = b.out(0, shape, x.dtype)
-    b.step(np.copyto, y.reshape(turned.shape), turned)
+    b.copy(y.reshape(turned.shape), turned)
 
 
 @kernel("DepthToSpace", parse=_parse_block)

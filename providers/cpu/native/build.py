@@ -1,36 +1,56 @@
 """From the C sources to a library file: the one that a wheel carries, else one compiled with `cc` into the cache.
 
-The name of a compiled file holds a digest of the sources, the command and the compiler's version, so a file that is
-there is the right one; it is written under another name and renamed, so it is whole.
+The name of a library file says what it was compiled for, so none is ever loaded on a CPU that cannot run it. In the
+cache the name holds a digest of the sources, the flags and the compiler too, so a file that is there is the right one.
+Several processes may want it at once: one compiles and the others wait. Files are written under another name and
+renamed, so they are whole.
+
+This module needs nothing of Outrider: `setup.py` uses it as well.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("source")
-CARRIED = Path(__file__).with_name("kernels.so")  # in wheels only
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "source"
 FLAGS = (
-    "-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math",
+    "-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math",
     "-Wall", "-Wextra", "-Werror=implicit-function-declaration",
 )  # fmt: skip
 LIBRARIES = ("-lm", "-lpthread")
-SECONDS = 300  # within which a compiler must be done
+OLDEST = ("-include", str(SOURCE / "oldest.h"))  # for libraries that go to other machines
+SECONDS = 300  # within which a compiler must be done with a file
+V3 = "x86-64-v3"
 
 
 class BuildError(Exception):
     """The library cannot be compiled here; the message says why."""
 
 
-def target_flags() -> tuple[str, ...]:
-    """What this machine can run: x86-64-v3 where the CPU has it, else what the compiler takes for its default."""
-    return ("-march=x86-64-v3",) if has_avx2() else ()
+def target() -> str:
+    """What libraries for this machine are compiled for: x86-64-v3 where the CPU has it, else the kind of machine."""
+    return V3 if has_avx2() else platform.machine()
+
+
+def target_flags(name: str) -> tuple[str, ...]:
+    """What the compiler must be told to compile for a target."""
+    return (f"-march={V3}",) if name == V3 else ()
+
+
+def carried(name: str) -> Path:
+    """Where a wheel has its library for a target."""
+    return FOLDER / f"kernels-{name}.so"
 
 
 def has_avx2() -> bool:
@@ -50,44 +70,90 @@ def sources(folder: Path = SOURCE) -> list[Path]:
     return sorted((*folder.glob("*.c"), *folder.glob("*.h")))
 
 
-def compile_to(path: Path, compiler: str, flags: tuple[str, ...], folder: Path = SOURCE) -> None:
-    """Compile the sources of a folder into `path`, atomically. Raises BuildError."""
-    units = [str(file) for file in sources(folder) if file.suffix == ".c"]
+def compiler_command() -> list[str]:
+    """The C compiler: `$CC`, which may have arguments, else cc. Raises BuildError where there is none."""
+    words = os.environ.get("CC", "cc").split() or ["cc"]
+    found = shutil.which(words[0])
+    if found is None:
+        raise BuildError(f"there is no C compiler {words[0]!r} on PATH; install one, or set CC")
+    return [found, *words[1:]]
+
+
+def compile_to(path: Path, compiler: Sequence[str], flags: Sequence[str], folder: Path = SOURCE) -> None:
+    """Compile the sources of a folder into `path`, file by file on all cores, atomically. Raises BuildError."""
+    units = [file for file in sources(folder) if file.suffix == ".c"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="compiling-", dir=path.parent) as scratch:
-        made = Path(scratch) / path.name
-        command = [compiler, *FLAGS, *flags, "-o", str(made), *units, *LIBRARIES]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired) as reason:
-            raise BuildError(f"{compiler} does not compile the kernels: {reason}") from None
-        if done.returncode:
-            raise BuildError(f"{compiler} does not compile the kernels: {done.stderr[-2000:]}")
-        os.replace(made, path)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent) as scratch:
+        objects = [os.path.join(scratch, f"{unit.stem}.o") for unit in units]
+        commands = [
+            [*compiler, *FLAGS, *flags, "-c", "-o", made, str(unit)] for unit, made in zip(units, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            list(threads.map(_run, commands))
+        library = os.path.join(scratch, path.name)
+        _run([*compiler, *FLAGS, *flags, "-shared", "-o", library, *objects, *LIBRARIES])
+        os.replace(library, path)
 
 
-def cached() -> Path:
-    """The library file in the cache, compiled if it is not there yet. Raises BuildError."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise BuildError(f"there is no C compiler {os.environ.get('CC', 'cc')!r} on PATH")
-    flags = target_flags()
+_SCRATCH = "compiling-"  # how folders begin that are removed when a compilation ends
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as reason:
+        raise BuildError(f"{command[0]} does not compile the kernels: {reason}") from None
+    if done.returncode:
+        raise BuildError(f"{command[0]} does not compile the kernels: {done.stderr[-2000:]}")
+
+
+def cached() -> tuple[Path, bool]:
+    """Where the library for this machine is in the cache, and whether it is there yet. Raises BuildError."""
+    compiler = compiler_command()
     digest = hashlib.sha256()
     for file in sources():
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    digest.update(repr((FLAGS, flags, LIBRARIES, _version(compiler))).encode())
-    path = cache_folder() / f"kernels-{digest.hexdigest()[:24]}.so"
-    if not path.exists():
-        compile_to(path, compiler, flags)
+    program = os.stat(compiler[0])
+    which = (os.path.realpath(compiler[0]), program.st_size, program.st_mtime_ns, compiler[1:])
+    digest.update(repr((FLAGS, target_flags(target()), LIBRARIES, which)).encode())
+    path = cache_folder() / f"kernels-{target()}-{digest.hexdigest()[:24]}.so"
+    return path, path.exists()
+
+
+def compile_cached() -> Path:
+    """The library for this machine in the cache, compiled if it is not there yet. Raises BuildError."""
+    path, there = cached()
+    if there:
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path.parent):
+            if not path.exists():  # nobody else has compiled it meanwhile
+                compile_to(path, compiler_command(), target_flags(target()))
+                _forget_old(path.parent)
+    except OSError as reason:
+        raise BuildError(f"compiled kernels cannot be kept in {path.parent}: {reason}; set OUTRIDER_CACHE") from None
     return path
 
 
-def _version(compiler: str) -> str:
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Be the only one that compiles in a folder, and remove what those have left that were killed while they did."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as reason:
-        raise BuildError(f"{compiler} does not run: {reason}") from None
-    return done.stdout
+        fcntl.flock(handle, fcntl.LOCK_EX)  # given back by the kernel, however this process ends
+        for left in folder.glob(f"{_SCRATCH}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _forget_old(folder: Path, kept: int = 8) -> None:
+    """Remove all but the latest libraries; who has one loaded keeps it."""
+    files = sorted(folder.glob("kernels-*.so"), key=lambda file: file.stat().st_mtime_ns)
+    for file in files[:-kept]:
+        file.unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from outrider.providers.cpu.native.build import CARRIED, BuildError, cached, has_avx2
+from outrider.providers.cpu.native.build import FOLDER, V3, BuildError, carried, compile_cached, has_avx2, target
 from outrider.providers.cpu.native.calls import Call
 
 # What can be switched on and off, each with its kernels in NumPy.
@@ -34,9 +34,10 @@ class Library:
             raise NativeError(f"the compiled kernels cannot be loaded: {reason}") from None
         self._dll.or_target.restype = ctypes.c_char_p
         self.target: str = self._dll.or_target().decode()
-        if self.target == "x86-64-v3" and not has_avx2():
+        if self.target == V3 and not has_avx2():
             raise NativeError("the compiled kernels are for x86-64-v3, which this CPU is not")
         self.path = path
+        self.origin = "wheel" if path.parent == FOLDER else "cache"
         self.families = frozenset(families)
         self._run: Any = self._dll.or_run
         self._run.argtypes, self._run.restype = (ctypes.c_void_p, ctypes.c_int64), None
@@ -76,11 +77,15 @@ class Library:
 
 
 def load(families: Collection[str] = FAMILIES, threads: int = 1) -> Library:
-    """The library that was installed, else one compiled now or earlier. Raises NativeError saying why there is none."""
-    if CARRIED.exists():
-        return Library(CARRIED, families, threads)
+    """The library that was installed, else one compiled now or earlier. Raises NativeError saying why there is none.
+
+    Compiling takes up to a minute on a busy machine, and waits for another process that does it.
+    """
+    installed = carried(target())
+    if installed.exists():
+        return Library(installed, families, threads)
     try:
-        path = cached()
+        path = compile_cached()
     except BuildError as reason:
         raise NativeError(str(reason)) from None
     return Library(path, families, threads)
