@@ -17,8 +17,6 @@ from outrider.providers.cpu.kernels.matmul import multiply
 from outrider.providers.cpu.kernels.quantized import integer_product
 from outrider.providers.wire.graph import Node
 
-_BYTES = {"int8", "uint8"}
-
 
 @dataclass(frozen=True)
 class Heads:
@@ -157,7 +155,7 @@ def attention(b: Bind, p: Heads) -> None:
 @kernel(
     "QAttention",
     domain="com.microsoft",
-    dtypes={0: _BYTES, 1: _BYTES, 2: {"float32"}},
+    dtypes={0: BYTES, 1: BYTES, 2: {"float32"}},
     parse=_parse,
     compiled="quantized",
 )

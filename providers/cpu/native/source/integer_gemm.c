@@ -4,23 +4,35 @@
 #ifdef __AVX2__
 #include <immintrin.h>
 
+/* sums + x * w, two products to a sum. In assembly so that no sum leaves its register: the compiler would load all
+ * of x ahead and spill, at half the speed. */
+INLINE __m256i add_pairs(__m256i sums, __m256i x, __m256i w)
+{
+    __m256i products;
+    __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(x), "xm"(w));
+    return sums;
+}
+
 /* n rows, n constant: 2 n sums of eight columns stay in registers. */
 INLINE void rows_sums(int n, const int16_t *a, int64_t pitch, const int16_t *panel, int64_t pairs, int32_t *sums)
 {
     __m256i left[MR], right[MR];
+#pragma GCC unroll 6
     for (int r = 0; r < n; r++)
         left[r] = right[r] = _mm256_setzero_si256();
     for (int64_t p = 0; p < pairs; p++) {
         __m256i b0 = _mm256_loadu_si256((const __m256i *)(panel + 32 * p));
         __m256i b1 = _mm256_loadu_si256((const __m256i *)(panel + 32 * p + 16));
+#pragma GCC unroll 6
         for (int r = 0; r < n; r++) {
             int32_t two;
             memcpy(&two, a + r * pitch + 2 * p, 4);
             __m256i x = _mm256_set1_epi32(two);
-            left[r] = _mm256_add_epi32(left[r], _mm256_madd_epi16(x, b0));
-            right[r] = _mm256_add_epi32(right[r], _mm256_madd_epi16(x, b1));
+            left[r] = add_pairs(left[r], x, b0);
+            right[r] = add_pairs(right[r], x, b1);
         }
     }
+#pragma GCC unroll 6
     for (int r = 0; r < n; r++) {
         _mm256_storeu_si256((__m256i *)(sums + NR * r), left[r]);
         _mm256_storeu_si256((__m256i *)(sums + NR * r + 8), right[r]);
