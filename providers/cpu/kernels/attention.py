@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.integers import BYTES
 from outrider.providers.cpu.kernels.matmul import multiply
 from outrider.providers.cpu.kernels.quantized import integer_product
 from outrider.providers.wire.graph import Node
