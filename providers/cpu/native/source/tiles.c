@@ -101,7 +101,7 @@ INLINE void multiply_tile(const int M, const int V, const struct block *b, int64
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int v = 0; v < V; v++)
             store8(tile + 8 * (m * V + v), sums[m * V + v]);
-    struct place to = {b->to.y + row * b->to.row, b->to.row, b->to.column};
+    struct place to = {b->to.y + row * b->to.row + column * b->to.column, b->to.row, b->to.column};
     finish_tile(b->e, tile, 8 * V, rows, columns, b->row + row, column, to);
 }
 
