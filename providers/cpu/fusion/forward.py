@@ -63,7 +63,8 @@ def _before(draft: Draft, op: Op) -> Before | None:
     producer = draft.own(x, "Conv")
     if producer is None or draft.reads(x) != 1 or producer.step.attributes.get("residual") == "after":
         return None
-    scale, shift = [*producer.inputs, *[ABSENT] * _PAD][_SCALE : _SHIFT + 1]
+    given: list[int] = [*producer.inputs, *[ABSENT] * _PAD]
+    scale, shift = given[_SCALE], given[_SHIFT]
     steps += [Step(name, (n,)) for name, n in (("Mul", scale), ("Add", shift)) if n != ABSENT]
     return Before(x, Affine(channels, tuple(steps)), producer=producer) if steps else None
 
