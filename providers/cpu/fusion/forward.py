@@ -49,7 +49,9 @@ def _before(draft: Draft, op: Op) -> Before | None:
     x, steps, ops = op.inputs[0], list[Step](), list[Op]()
     while True:
         maker = draft.inner(x)
-        sources = () if maker is None else [n for n in maker.inputs if n != ABSENT and not draft.is_constant(n)]
+        sources: list[int] = (
+            [] if maker is None else [n for n in maker.inputs if n != ABSENT and not draft.is_constant(n)]
+        )
         step = None
         if maker is not None and len(sources) == 1:
             step = step_of(draft, maker, sources[0], channels, 1, len(shape))
@@ -63,8 +65,7 @@ def _before(draft: Draft, op: Op) -> Before | None:
     producer = draft.own(x, "Conv")
     if producer is None or draft.reads(x) != 1 or producer.step.attributes.get("residual") == "after":
         return None
-    given: list[int] = [*producer.inputs, *[ABSENT] * _PAD]
-    scale, shift = given[_SCALE], given[_SHIFT]
+    scale, shift = [*producer.inputs, *[ABSENT] * _PAD][_SCALE : _SHIFT + 1]
     steps += [Step(name, (n,)) for name, n in (("Mul", scale), ("Add", shift)) if n != ABSENT]
     return Before(x, Affine(channels, tuple(steps)), producer=producer) if steps else None
 
