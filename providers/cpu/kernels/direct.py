@@ -90,7 +90,8 @@ def convolve_directly(
     """
     order = channels_last(x.ndim)
     channels, features = w.shape[1], w.shape[0] // group
-    if channels * group > 1 and x.strides[1] != 4:
+    # One feature is summed in eight lanes of each chunk: chunks must not depend on strides.
+    if (channels * group > 1 and x.strides[1] != 4) or w.shape[0] == 1:
         x = b.contiguous(x, order)
     last = y.transpose(order).flags.c_contiguous
     at = _layout(x, g, last)

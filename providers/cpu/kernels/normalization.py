@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outrider.providers.cpu.kernels.blockwise import into, takes
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.precision import cast, finish, target, wide, widened
 from outrider.providers.wire.dtypes import FLOATS
@@ -58,7 +59,7 @@ def _blend(old: np.ndarray, new: np.ndarray, momentum: float, out: np.ndarray) -
     np.copyto(out, old * momentum + new * (1 - momentum), "unsafe")
 
 
-@kernel("BatchNormalization", since=7, dtypes={0: FLOATS}, parse=_parse_batch)
+@kernel("BatchNormalization", since=7, dtypes={0: FLOATS}, parse=_parse_batch, compiled="norm")
 def batch_normalization(b: Bind, p: Batch) -> None:
     """ONNX BatchNormalization-15: a multiply and an add per element; in training mode with the batch's statistics."""
     x = b.array(0)
@@ -72,6 +73,7 @@ def batch_normalization(b: Bind, p: Batch) -> None:
     x = cast(b, x, dtype)
     affine = b.scratch((2, channels), dtype)
     if p.training:
+        x = b.contiguous(x)  # strides must not show in the last bits of sums
         mean, var = b.scratch(shape, dtype), b.scratch(shape, dtype)
         axes = tuple(axis for axis in range(x.ndim) if axis != 1)
         kept = (1,) * min(1, x.ndim - 1) + shape
@@ -94,8 +96,12 @@ def batch_normalization(b: Bind, p: Batch) -> None:
         affine = b.packed(f"affine {dtype.name} {p.epsilon} {names}", 1, make)
     else:
         b.step(_affine, *(cast(b, b.array(i), dtype) for i in range(1, 5)), p.epsilon, affine)
-    b.step(np.multiply, x, affine[0].reshape(shape), total)
-    b.step(np.add, total, affine[1].reshape(shape), total)
+    factor, shift, library = affine[0].reshape(shape), affine[1].reshape(shape), b.compiled("norm")
+    if library is not None and takes(x.shape, [x, factor, shift]):
+        into(b, library, [("Mul", 0, 1), ("Add", 3, 2)], [x, factor, shift], total)
+    else:
+        b.step(np.multiply, x, factor, total)
+        b.step(np.add, total, shift, total)
     finish(b, y, total)
 
 
@@ -139,7 +145,58 @@ def _parse_layer(node: Node) -> Layer:
     return Layer(int(node.attributes.get("axis", -1)), float(node.attributes.get("epsilon", 1e-5)), stash)
 
 
-@kernel("LayerNormalization", dtypes={0: FLOATS}, parse=_parse_layer)
+@dataclass(frozen=True)
+class Extra:
+    """What a layer normalization has beside x, scale and bias: what is added to x, and more results, where wanted.
+
+    `skip` [rows or a divisor, n], `skip_bias` [n], `total` [rows, n]: the sum that is normalised; `mean` and `inverse`
+    [rows, 1]. `simple`: no mean is subtracted (root mean square).
+    """
+
+    skip: np.ndarray | None = None
+    skip_bias: np.ndarray | None = None
+    total: np.ndarray | None = None
+    mean: np.ndarray | None = None
+    inverse: np.ndarray | None = None
+    simple: bool = False
+
+
+def rows_in_one_pass(
+    b: Bind,
+    x: np.ndarray,
+    y: np.ndarray,
+    scale: np.ndarray | None,
+    bias: np.ndarray | None,
+    epsilon: float,
+    extra: Extra = Extra(),
+) -> bool:
+    """Record the normalization of x [rows, n] -> y by the compiled library, where it takes these arrays.
+
+    y is C-contiguous; scale and bias have n numbers; y may be x.
+    """
+    library = b.compiled("norm")
+    rows, n = x.shape
+    given = (x, y, scale, bias, extra.skip, extra.skip_bias)
+    if library is None or any(a is not None and a.dtype != np.float32 for a in given):
+        return False
+    if any(a is not None and a.size != n for a in (scale, bias, extra.skip_bias)):
+        return False
+    if not y.size:
+        return True
+    x = b.contiguous(x)
+    scale, bias, skip, skip_bias = (
+        None if a is None else b.contiguous(a) for a in (scale, bias, extra.skip, extra.skip_bias)
+    )
+    tasks = library.tasks(rows, 0.4 * y.size, 4)
+    turns = rows if skip is None else skip.shape[0]
+    b.step(library.call(
+        "or_layer_norm", tasks, y, x, skip, skip_bias, extra.total, scale, bias, extra.mean, extra.inverse,
+        rows, n, turns, float(epsilon), extra.simple, tasks,
+    ))  # fmt: skip
+    return True
+
+
+@kernel("LayerNormalization", dtypes={0: FLOATS}, parse=_parse_layer, compiled="norm")
 def layer_normalization(b: Bind, p: Layer) -> None:
     """ONNX LayerNormalization-17, with Mean and InvStdDev."""
     x = b.array(0)
@@ -147,15 +204,18 @@ def layer_normalization(b: Bind, p: Layer) -> None:
     y = b.out(0, x.shape, x.dtype)
     total = target(b, y)
     rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    flat = b.reshaped(cast(b, x, total.dtype), (rows, n))
-    mean, scale = _standardized(b, flat, total.reshape(rows, n), p.epsilon)
-    b.step(np.multiply, total, widened(b, 1), total)
-    if b.has(2):
-        b.step(np.add, total, widened(b, 2), total)
+    flat, place = b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n)
+    gain, bias = widened(b, 1), widened(b, 2) if b.has(2) else None
+    mean, scale = (b.scratch((rows, 1), total.dtype) if b.wanted(i) else None for i in (1, 2))
+    if not rows_in_one_pass(b, flat, place, gain, bias, p.epsilon, Extra(mean=mean, inverse=scale)):
+        mean, scale = _standardized(b, flat, place, p.epsilon)
+        b.step(np.multiply, total, gain, total)
+        if bias is not None:
+            b.step(np.add, total, bias, total)
     finish(b, y, total)
     statistics = x.shape[:axis] + (1,) * (x.ndim - axis)
     for i, value in ((1, mean), (2, scale)):
-        if b.wanted(i):
+        if b.wanted(i) and value is not None:
             b.step(np.copyto, b.out(i, statistics, np.float32).reshape(rows, 1), value, "unsafe")
 
 
@@ -167,7 +227,7 @@ def _root_mean_square(x: np.ndarray, y: np.ndarray, scale: np.ndarray, eps: floa
     np.divide(x, scale, y)
 
 
-@kernel("RMSNormalization", since=23, dtypes={0: FLOATS}, parse=_parse_layer)
+@kernel("RMSNormalization", since=23, dtypes={0: FLOATS}, parse=_parse_layer, compiled="norm")
 def rms_normalization(b: Bind, p: Layer) -> None:
     """ONNX RMSNormalization-23."""
     x = b.array(0)
@@ -176,10 +236,11 @@ def rms_normalization(b: Bind, p: Layer) -> None:
     dtype = np.promote_types(wide(x.dtype), wide(y.dtype))
     total = target(b, y, dtype)
     rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    flat = b.contiguous(b.reshaped(cast(b, x, dtype), (rows, n)))
-    if total.size:
-        b.step(_root_mean_square, flat, total.reshape(rows, n), b.scratch((rows, 1), dtype), p.epsilon)
-    b.step(np.multiply, total, widened(b, 1), total)
+    flat, place, gain = b.contiguous(b.reshaped(cast(b, x, dtype), (rows, n))), total.reshape(rows, n), widened(b, 1)
+    if not rows_in_one_pass(b, flat, place, gain, None, p.epsilon, Extra(simple=True)):
+        if total.size:
+            b.step(_root_mean_square, flat, place, b.scratch((rows, 1), dtype), p.epsilon)
+        b.step(np.multiply, total, gain, total)
     finish(b, y, total)
 
 
@@ -193,16 +254,39 @@ def _per_channel(b: Bind, x: np.ndarray, i: int) -> np.ndarray:
     return b.reshaped(values, values.shape + (1,) * (x.ndim - 2))
 
 
-@kernel("InstanceNormalization", since=6, dtypes={0: FLOATS}, parse=_epsilon)
+def _groups_in_one_pass(
+    b: Bind, x: np.ndarray, y: np.ndarray, channels: int, groups: int, per_group: bool, epsilon: float
+) -> bool:
+    """Record the normalization of x [rows, n], rows of so many channels, -> y, where the compiled library takes it."""
+    library = b.compiled("norm")
+    if library is None or y.dtype != np.float32:
+        return False
+    if not y.size:
+        return True
+    rows, n = x.shape
+    scale, bias = b.contiguous(widened(b, 1)), b.contiguous(widened(b, 2))
+    if scale.dtype != np.float32 or bias.dtype != np.float32:
+        return False
+    tasks = library.tasks(rows, 0.4 * y.size, 4)
+    b.step(library.call(
+        "or_group_norm", tasks, y, b.contiguous(x), scale, bias, rows, channels, n // channels, groups, per_group,
+        float(epsilon), tasks,
+    ))  # fmt: skip
+    return True
+
+
+@kernel("InstanceNormalization", since=6, dtypes={0: FLOATS}, parse=_epsilon, compiled="norm")
 def instance_normalization(b: Bind, epsilon: float) -> None:
     """ONNX InstanceNormalization-22."""
     x = b.array(0)
     y = b.out(0, x.shape, x.dtype)
     total = target(b, y)
     rows, n = x.shape[0] * x.shape[1], math.prod(x.shape[2:])
-    _standardized(b, b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n), epsilon)
-    b.step(np.multiply, total, _per_channel(b, x, 1), total)
-    b.step(np.add, total, _per_channel(b, x, 2), total)
+    flat, place = b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n)
+    if not _groups_in_one_pass(b, flat, place, 1, x.shape[1], False, epsilon):
+        _standardized(b, flat, place, epsilon)
+        b.step(np.multiply, total, _per_channel(b, x, 1), total)
+        b.step(np.add, total, _per_channel(b, x, 2), total)
     finish(b, y, total)
 
 
@@ -224,7 +308,7 @@ def _parse_groups(node: Node) -> Groups:
     return Groups(count, _epsilon(node), node.opset < 21)
 
 
-@kernel("GroupNormalization", since=18, dtypes={0: FLOATS}, parse=_parse_groups)
+@kernel("GroupNormalization", since=18, dtypes={0: FLOATS}, parse=_parse_groups, compiled="norm")
 def group_normalization(b: Bind, p: Groups) -> None:
     """ONNX GroupNormalization-21, and 18."""
     x = b.array(0)
@@ -233,12 +317,14 @@ def group_normalization(b: Bind, p: Groups) -> None:
     y = b.out(0, x.shape, x.dtype)
     total = target(b, y)
     rows, n = x.shape[0] * p.count, math.prod(x.shape[1:]) // p.count
-    _standardized(b, b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n), p.epsilon)
-    place = total
-    if p.per_group:
-        place = total.reshape((x.shape[0], p.count, x.shape[1] // p.count) + x.shape[2:])
-    b.step(np.multiply, place, _per_channel(b, place, 1), place)
-    b.step(np.add, place, _per_channel(b, place, 2), place)
+    flat, place = b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n)
+    if not _groups_in_one_pass(b, flat, place, x.shape[1] // p.count, p.count, p.per_group, p.epsilon):
+        _standardized(b, flat, place, p.epsilon)
+        place = total
+        if p.per_group:
+            place = total.reshape((x.shape[0], p.count, x.shape[1] // p.count) + x.shape[2:])
+        b.step(np.multiply, place, _per_channel(b, place, 1), place)
+        b.step(np.add, place, _per_channel(b, place, 2), place)
     finish(b, y, total)
 
 

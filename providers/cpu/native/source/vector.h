@@ -147,8 +147,7 @@ INLINE v8 exp8(v8 x)
 INLINE v8 quick_exp8(v8 x)
 {
     v8 n, rest = exp_parts8(clamp8(x, -88.0f, 88.7f), &n); /* n from -127, as power of two 0, to 128, which is inf */
-    v8 power = power_of_two8(n);
-    return rest * power + power;
+    return (rest + 1.0f) * power_of_two8(n);
 }
 
 /* exp(x) - 1 within 3 ulp, also near 0; -1 below -18, inf above 88.73. */
