@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -119,14 +121,21 @@ def _standardize(
     np.multiply(y, scale, y)
 
 
-def _standardized(b: Bind, x: np.ndarray, y: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """Record the standardizing of x [rows, n] into y (same dtype); returns the scratch of mean and scale, [rows, 1]."""
+def _standardized(
+    b: Bind,
+    x: np.ndarray,
+    y: np.ndarray,
+    eps: float,
+    mean: np.ndarray | None = None,
+    inverse: np.ndarray | None = None,
+) -> None:
+    """Record the standardizing of x [rows, n] into y (same dtype); `mean` and `inverse` [rows, 1] where wanted."""
     x = b.contiguous(x)  # strides must not show in the last bits of sums
-    mean, scale = b.scratch((x.shape[0], 1), y.dtype), b.scratch((x.shape[0], 1), y.dtype)
+    mean = b.scratch((x.shape[0], 1), y.dtype) if mean is None else mean
+    inverse = b.scratch((x.shape[0], 1), y.dtype) if inverse is None else inverse
     ones = np.full((x.shape[1], 1), 1 / max(1, x.shape[1]), y.dtype)
     if y.size:
-        b.step(_standardize, x, y, mean, scale, ones, eps)
-    return mean, scale
+        b.step(_standardize, x, y, mean, inverse, ones, eps)
 
 
 @dataclass(frozen=True)
@@ -147,10 +156,10 @@ def _parse_layer(node: Node) -> Layer:
 
 @dataclass(frozen=True)
 class Extra:
-    """What a layer normalization has beside x, scale and bias: what is added to x, and more results, where wanted.
+    """What a normalization of rows has beside x, scale and bias: what is added to x, and more results, where wanted.
 
-    `skip` [rows or a divisor, n], `skip_bias` [n], `total` [rows, n]: the sum that is normalised; `mean` and `inverse`
-    [rows, 1]. `simple`: no mean is subtracted (root mean square).
+    `skip` [a divisor of rows, n], `skip_bias` [n], `total` [rows, n]: the sum that is normalized; `mean` and `inverse`
+    (of the deviation) [rows, 1]. `simple`: no mean is subtracted, the root mean square takes the deviation's place.
     """
 
     skip: np.ndarray | None = None
@@ -161,7 +170,7 @@ class Extra:
     simple: bool = False
 
 
-def rows_in_one_pass(
+def normalize_rows(
     b: Bind,
     x: np.ndarray,
     y: np.ndarray,
@@ -169,79 +178,98 @@ def rows_in_one_pass(
     bias: np.ndarray | None,
     epsilon: float,
     extra: Extra = Extra(),
-) -> bool:
-    """Record the normalization of x [rows, n] -> y by the compiled library, where it takes these arrays.
+) -> None:
+    """Record (x - mean) / deviation * scale + bias -> y for each row of x [rows, n]; scale and bias are [n].
 
-    y is C-contiguous; scale and bias have n numbers; y may be x.
+    All have y's dtype. y is C-contiguous and may be x.
     """
-    library = b.compiled("norm")
-    rows, n = x.shape
-    given = (x, y, scale, bias, extra.skip, extra.skip_bias)
-    if library is None or any(a is not None and a.dtype != np.float32 for a in given):
-        return False
-    if any(a is not None and a.size != n for a in (scale, bias, extra.skip_bias)):
-        return False
     if not y.size:
-        return True
-    x = b.contiguous(x)
-    scale, bias, skip, skip_bias = (
-        None if a is None else b.contiguous(a) for a in (scale, bias, extra.skip, extra.skip_bias)
-    )
-    tasks = library.tasks(rows, 0.4 * y.size, 4)
-    turns = rows if skip is None else skip.shape[0]
-    b.step(library.call(
-        "or_layer_norm", tasks, y, x, skip, skip_bias, extra.total, scale, bias, extra.mean, extra.inverse,
-        rows, n, turns, float(epsilon), extra.simple, tasks,
-    ))  # fmt: skip
-    return True
+        return
+    rows, n = x.shape
+    x = b.contiguous(x)  # strides must not show in the last bits of sums
+    skip = None if extra.skip is None else b.contiguous(extra.skip)
+    library = b.compiled("norm")
+    if library is not None and y.dtype == np.float32:
+        gain, shift, skip_bias = (None if a is None else b.contiguous(a) for a in (scale, bias, extra.skip_bias))
+        tasks = library.tasks(rows, 0.4 * y.size, 4)
+        b.step(library.call(
+            "or_layer_norm", tasks, y, x, skip, skip_bias, extra.total, gain, shift, extra.mean, extra.inverse,
+            rows, n, rows if skip is None else len(skip), float(epsilon), extra.simple, tasks,
+        ))  # fmt: skip
+        return
+    if skip is not None:
+        total = y if extra.total is None else extra.total
+        turns = (rows // len(skip), *skip.shape)
+        b.step(np.add, x.reshape(turns), skip, total.reshape(turns))  # C-contiguous: views
+        if extra.skip_bias is not None:
+            b.step(np.add, total, extra.skip_bias, total)
+        x = total
+    if extra.simple:
+        inverse = b.scratch((rows, 1), y.dtype) if extra.inverse is None else extra.inverse
+        b.step(_root_mean_square, x, y, inverse, epsilon)
+    else:
+        _standardized(b, x, y, epsilon, extra.mean, extra.inverse)
+    if scale is not None:
+        b.step(np.multiply, y, scale, y)
+    if bias is not None:
+        b.step(np.add, y, bias, y)
+
+
+def _bind_rows(b: Bind, p: Layer, y: np.ndarray, dtype: np.dtype[Any], simple: bool, statistics: Sequence[int]) -> None:
+    """Layer and root-mean-square normalization. `statistics`: positions of the outputs mean and 1 / deviation."""
+    x = b.array(0)
+    axis = p.axis % x.ndim
+    total = target(b, y, dtype)
+    rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+    flat, place = b.reshaped(cast(b, x, dtype), (rows, n)), total.reshape(rows, n)
+    scale, bias = cast(b, widened(b, 1), dtype), cast(b, widened(b, 2), dtype) if b.has(2) else None
+    wanted = [b.scratch((rows, 1), dtype) if i > 0 and b.wanted(i) else None for i in statistics]
+    extra = Extra(mean=wanted[0], inverse=wanted[1], simple=simple)
+    if scale.size == n and (bias is None or bias.size == n):
+        flat_bias = None if bias is None else b.reshaped(bias, (n,))
+        normalize_rows(b, flat, place, b.reshaped(scale, (n,)), flat_bias, p.epsilon, extra)
+    else:
+        normalize_rows(b, flat, place, None, None, p.epsilon, extra)
+        b.step(np.multiply, total, scale, total)
+        if bias is not None:
+            b.step(np.add, total, bias, total)
+    finish(b, y, total)
+    kept = x.shape[:axis] + (1,) * (x.ndim - axis)
+    for i, value in zip(statistics, wanted, strict=True):
+        if value is not None:
+            b.step(np.copyto, b.out(i, kept, np.float32).reshape(rows, 1), value, "unsafe")
 
 
 @kernel("LayerNormalization", dtypes={0: FLOATS}, parse=_parse_layer, compiled="norm")
 def layer_normalization(b: Bind, p: Layer) -> None:
     """ONNX LayerNormalization-17, with Mean and InvStdDev."""
     x = b.array(0)
-    axis = p.axis % x.ndim
-    y = b.out(0, x.shape, x.dtype)
-    total = target(b, y)
-    rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    flat, place = b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n)
-    gain, bias = widened(b, 1), widened(b, 2) if b.has(2) else None
-    mean, scale = (b.scratch((rows, 1), total.dtype) if b.wanted(i) else None for i in (1, 2))
-    if not rows_in_one_pass(b, flat, place, gain, bias, p.epsilon, Extra(mean=mean, inverse=scale)):
-        mean, scale = _standardized(b, flat, place, p.epsilon)
-        b.step(np.multiply, total, gain, total)
-        if bias is not None:
-            b.step(np.add, total, bias, total)
-    finish(b, y, total)
-    statistics = x.shape[:axis] + (1,) * (x.ndim - axis)
-    for i, value in ((1, mean), (2, scale)):
-        if b.wanted(i) and value is not None:
-            b.step(np.copyto, b.out(i, statistics, np.float32).reshape(rows, 1), value, "unsafe")
+    _bind_rows(b, p, b.out(0, x.shape, x.dtype), wide(x.dtype), False, (1, 2))
 
 
-def _root_mean_square(x: np.ndarray, y: np.ndarray, scale: np.ndarray, eps: float) -> None:
-    np.vecdot(x, x, scale[..., 0])
-    np.divide(scale, x.shape[-1], scale)
-    np.add(scale, eps, scale)
-    np.sqrt(scale, scale)
-    np.divide(x, scale, y)
+def _root_mean_square(x: np.ndarray, y: np.ndarray, inverse: np.ndarray, eps: float) -> None:
+    np.vecdot(x, x, inverse[..., 0])
+    np.divide(inverse, x.shape[-1], inverse)
+    np.add(inverse, eps, inverse)
+    np.sqrt(inverse, inverse)
+    np.reciprocal(inverse, inverse)
+    np.multiply(x, inverse, y)
 
 
 @kernel("RMSNormalization", since=23, dtypes={0: FLOATS}, parse=_parse_layer, compiled="norm")
 def rms_normalization(b: Bind, p: Layer) -> None:
     """ONNX RMSNormalization-23."""
     x = b.array(0)
-    axis = p.axis % x.ndim
     y = b.out(0, x.shape, b.array(1).dtype)
-    dtype = np.promote_types(wide(x.dtype), wide(y.dtype))
-    total = target(b, y, dtype)
-    rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    flat, place, gain = b.contiguous(b.reshaped(cast(b, x, dtype), (rows, n))), total.reshape(rows, n), widened(b, 1)
-    if not rows_in_one_pass(b, flat, place, gain, None, p.epsilon, Extra(simple=True)):
-        if total.size:
-            b.step(_root_mean_square, flat, place, b.scratch((rows, 1), dtype), p.epsilon)
-        b.step(np.multiply, total, gain, total)
-    finish(b, y, total)
+    _bind_rows(b, p, y, np.promote_types(wide(x.dtype), wide(y.dtype)), True, (0, 0))
+
+
+@kernel("SimplifiedLayerNormalization", dtypes={0: FLOATS}, parse=_parse_layer, compiled="norm")
+def simplified_layer_normalization(b: Bind, p: Layer) -> None:
+    """What onnxruntime writes for RMSNormalization before opset 23, with 1 / root as second output."""
+    x = b.array(0)
+    y = b.out(0, x.shape, b.array(1).dtype)
+    _bind_rows(b, p, y, np.promote_types(wide(x.dtype), wide(y.dtype)), True, (0, 1))
 
 
 def _epsilon(node: Node) -> float:
