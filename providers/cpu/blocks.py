@@ -210,9 +210,7 @@ class Code:
             deterministic = all(inner.deterministic for body in bodies.values() for inner in body.ops)
         else:
             deterministic = service.kernel.deterministic
-        op = Op(
-            step, origin, service.kernel, service.parsed, service.reference, inputs, outputs, bodies, deterministic
-        )
+        op = Op(step, origin, service.kernel, service.parsed, service.reference, inputs, outputs, bodies, deterministic)
         op.note_reads()
         return op
 

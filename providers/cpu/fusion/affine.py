@@ -119,9 +119,7 @@ def _norm(draft: Draft, op: Op, x: int, features: int | None, axis: int, rank: i
     return Step("Norm", tuple(constants), False, float(op.step.attributes.get("epsilon", 1e-5)))
 
 
-def per_feature(
-    shape: Sequence[int] | None, features: int | None, axis: int, rank: int | None
-) -> int | None:
+def per_feature(shape: Sequence[int] | None, features: int | None, axis: int, rank: int | None) -> int | None:
     """How many elements a constant of this shape has, 1 or one per feature, if it is spread over the features of `axis`
     and does not make the result larger; else None.
     """

@@ -127,8 +127,10 @@ class _Program:
                 result = self.line(_FOLDS[kind], result, other)
             return result
         if kind == "Pow" and self._draft.scalar(op.inputs[1]) in (2.0, 0.5):
-            return self.line("Sqrt", operands[0]) if self._draft.scalar(op.inputs[1]) == 0.5 else self.line(
-                "Mul", operands[0], operands[0]
+            return (
+                self.line("Sqrt", operands[0])
+                if self._draft.scalar(op.inputs[1]) == 0.5
+                else self.line("Mul", operands[0], operands[0])
             )
         if kind == "Clip":
             low, high = ([*op.inputs[1:], ABSENT, ABSENT])[:2]

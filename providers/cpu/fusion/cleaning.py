@@ -1,10 +1,10 @@
 """What computes nothing: constants are made once, and what hands its input on is left out. Bit-equal.
 
-    constants -> any deterministic op           a constant, executed when it is first asked for
-    Identity, Dropout in inference, Cast and CastLike to the same dtype, a Slice of everything,
-    Transpose with the identity, Clip without bounds    -> their input
-    Transpose -> Transpose                       -> one Transpose, or nothing
-    Reshape -> Reshape to a constant shape       -> the second Reshape
+constants -> any deterministic op           a constant, executed when it is first asked for
+Identity, Dropout in inference, Cast and CastLike to the same dtype, a Slice of everything,
+Transpose with the identity, Clip without bounds    -> their input
+Transpose -> Transpose                       -> one Transpose, or nothing
+Reshape -> Reshape to a constant shape       -> the second Reshape
 """
 
 from __future__ import annotations

@@ -124,8 +124,12 @@ def _finished(draft: Draft, op: Op, x: int, epsilon: float, ops: list[Op], kind:
 
 def _row(shape: tuple[int, ...] | None, rank: int | None) -> bool:
     """True for [features], and for that behind ones."""
-    return shape is not None and len(shape) >= 1 and rank is not None and len(shape) <= rank and all(
-        dim == 1 for dim in shape[:-1]
+    return (
+        shape is not None
+        and len(shape) >= 1
+        and rank is not None
+        and len(shape) <= rank
+        and all(dim == 1 for dim in shape[:-1])
     )
 
 

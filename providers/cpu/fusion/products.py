@@ -37,7 +37,13 @@ def _lookup(draft: Draft, op: Op) -> None:
         shape, given = draft.shape(x), draft.shape(numbers)
         if draft.is_constant(x) or not draft.is_constant(numbers) or shape is None or given is None:
             continue
-        if len(shape) < len(given) or not shape or shape[-1] != 1 or given[-1] != table[0] or np.prod(given) != table[0]:
+        if (
+            len(shape) < len(given)
+            or not shape
+            or shape[-1] != 1
+            or given[-1] != table[0]
+            or np.prod(given) != table[0]
+        ):
             continue
         counted = np.array_equal(np.ravel(draft.value(numbers)), np.arange(table[0]))
         if draft.dtype(x) not in ("int32", "int64") or not counted or table[0] * table[1] > LARGEST:

@@ -1,8 +1,8 @@
 """Softmax, and what stands around it in attention. Within tolerance.
 
-    Exp(x - ReduceMax(x)) / ReduceSum(Exp(...))               Softmax
-    Mul or Div by a number -> [Add mask ->] Softmax           outrider::Softmax: softmax(x * factor + mask)
-    Softmax -> Where(IsNaN(y), 0, y)                          the same with rows of nothing but -inf as 0
+Exp(x - ReduceMax(x)) / ReduceSum(Exp(...))               Softmax
+Mul or Div by a number -> [Add mask ->] Softmax           outrider::Softmax: softmax(x * factor + mask)
+Softmax -> Where(IsNaN(y), 0, y)                          the same with rows of nothing but -inf as 0
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def _masked(draft: Draft, op: Op) -> None:
             ops.append(scaled)
     attributes: dict[str, Any] = {"axis": axis, "factor": factor}
     guard = _guard(draft, op)
-    if guard and draft.replace(
-        "softmax+guard", [*ops, *guard], "Softmax", [x, mask], {**attributes, "nan_to_zero": 1}
-    ):
+    if guard and draft.replace("softmax+guard", [*ops, *guard], "Softmax", [x, mask], {**attributes, "nan_to_zero": 1}):
         return
     if len(ops) > 1:
         draft.replace("softmax+mask" if mask != ABSENT else "softmax+factor", ops, "Softmax", [x, mask], attributes)
