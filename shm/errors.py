@@ -48,9 +48,12 @@ def _rebuild(kind: type[OutriderError], message: str, fields: dict[str, Any]) ->
 
 
 class OutOfMemoryError(OutriderError, MemoryError):
-    """Memory is short. Nothing was touched: `value` asked for `asked` bytes where `available` bytes were left."""
+    """Memory is short. Nothing was touched: `value` asked for `asked` bytes where `available` bytes were left.
 
-    _fields = ("value", "asked", "available")
+    `largest`: where `value` is the memory of many values, the largest of them, as [name, bytes].
+    """
+
+    _fields = ("value", "asked", "available", "largest")
 
 
 class LayoutError(OutriderError, ValueError):

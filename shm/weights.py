@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from outrider.shm import memory
 from outrider.shm.errors import LayoutError, WeightFileChangedError
-from outrider.shm.segment import ALIGN, PAGE, SEALS
+from outrider.shm.segment import ALIGN, PAGE, SEALS, address_of, page_up
 
 _CHUNK = 8 << 20
 
@@ -133,6 +133,30 @@ class WeightMap:
         finally:
             os.close(fd)
         return view[offset : offset + nbytes]
+
+
+def mapping_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
+    """The read-only mapping in which an array of a WeightMap's bytes lies; None for any other array."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return base if isinstance(base, mmap.mmap) and memoryview(base).readonly else None
+
+
+def let_go(array: npt.NDArray[Any]) -> None:
+    """Take the pages of an array in a WeightMap out of this process's resident memory; of any other array, nothing.
+
+    The bytes stay where the mapping has them from: who reads the array again finds them.
+    """
+    mapping = mapping_of(array)
+    if mapping is None or not array.size:
+        return
+    low, high = np.lib.array_utils.byte_bounds(array)
+    start = address_of(np.frombuffer(mapping, np.uint8))
+    first, last = (low - start) // PAGE * PAGE, min(page_up(high - start), len(mapping))
+    mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def _changed(

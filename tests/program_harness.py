@@ -51,9 +51,9 @@ def unit_of(graph: Graph, optimization: str = "basic") -> Unit:
     )
 
 
-def ready(provider: Any) -> Any:
+def ready(provider: Any, **options: Any) -> Any:
     """The provider, set up."""
-    provider.setup(Context({}, 0, 1, logging.getLogger("outrider")))
+    provider.setup(Context(options, 0, 1, logging.getLogger("outrider")))
     return provider
 
 
@@ -103,13 +103,15 @@ class Bound:
 
 
 @contextmanager
-def compiled(proto: onnx.ModelProto) -> Iterator[tuple[CpuProvider, Any, Unit]]:
+def compiled(
+    proto: onnx.ModelProto, optimization: str = "basic", **options: Any
+) -> Iterator[tuple[CpuProvider, Any, Unit]]:
     """(provider, program, unit) of the whole model; every node must be claimed."""
-    provider = ready(CpuProvider())
+    provider = ready(CpuProvider(), **options)
     with graph_of(proto) as graph:
         declined = [offer for offer in provider.claim(graph) if isinstance(offer, Decline)]
         assert not declined, declined
-        unit = unit_of(graph)
+        unit = unit_of(graph, optimization)
         program = provider.compile(unit)
         yield provider, program, unit
         provider.unload(program)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider.shm import memory
 from outrider.shm.errors import LayoutError, OutOfMemoryError, WeightFileChangedError
 from outrider.shm.segment import read_only
-from outrider.shm.weights import WeightMap, WeightWriter
+from outrider.shm.weights import WeightMap, WeightWriter, let_go, mapping_of
 
 pytestmark = pytest.mark.fast
 
@@ -202,3 +202,27 @@ def test_a_reopened_segment_is_the_same_mapping():
     assert left.ctypes.data == right.ctypes.data
     os.close(fd)
     os.close(other)
+
+
+def test_what_is_let_go_leaves_resident_memory_and_reads_the_same():
+    writer = WeightWriter("weights")
+    small, large = writer.append(b"before"), writer.append(np.arange(6 << 20, dtype=np.uint32))  # 24 MiB
+    fd = writer.seal()
+    weights = WeightMap()
+    array = np.frombuffer(weights.segment_view(fd, *large), np.uint32)[3:].reshape(-1, 1)[:, ::-1]
+    assert mapping_of(array) is mapping_of(np.frombuffer(weights.segment_view(fd, *small), np.uint8))
+    os.close(fd)
+    total = int(array.sum(dtype=np.uint64))
+
+    def shared():
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("RssShmem")) << 10
+
+    before = shared()
+    let_go(array)
+    assert before - shared() > 20 << 20
+    assert int(array.sum(dtype=np.uint64)) == total
+    own = np.arange(5)
+    assert mapping_of(own) is None
+    let_go(own)
+    assert own.tolist() == [0, 1, 2, 3, 4]

@@ -29,6 +29,7 @@ from outrider.providers.cpu.claims import offers
 from outrider.providers.cpu.growth import ACTIONS
 from outrider.providers.cpu.native import FAMILIES, Library, NativeError, load
 from outrider.providers.cpu.native.blas import single_thread
+from outrider.providers.cpu.packing import Packing
 from outrider.providers.cpu.program import CpuProgram
 
 __all__ = ["CpuProgram", "CpuProvider"]
@@ -52,6 +53,7 @@ class CpuProvider(Provider):
         self._programs: list[CpuProgram] = []
         self._scratch: Scratch | None = None
         self._library: Library | None = None
+        self._packing = Packing()
         self._families: tuple[str, ...] = ()
         self._without = "no model has been loaded"  # why there is no library
         self._warn: Callable[..., None] = lambda *args: None
@@ -101,8 +103,9 @@ class CpuProvider(Provider):
             self._scratch = Scratch()
         self._load_library()
         program = CpuProgram(
-            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library
-        )
+            unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library,
+            self._packing,
+        )  # fmt: skip
         self._programs.append(program)
         return program
 
@@ -118,7 +121,7 @@ class CpuProvider(Provider):
         `fused`: how many ops each pattern of `fusion/` made. `reshaped`: bindings by how they were made (`growth.py`).
         `compiled`: the families of compiled kernels in use, what they were compiled for and where they are `from`
         (wheel or cache), or why there are none. `steps`: bound steps of the latest bindings, by compiled kernel, or
-        `numpy`.
+        `numpy`. `memory`: `usage.Memory` of each unit, as a dict.
         """
         operators: Counter[str] = Counter()
         fused: Counter[str] = Counter()
@@ -140,6 +143,7 @@ class CpuProvider(Provider):
             "arena_bytes": 0 if self._scratch is None else self._scratch.mark,
             "compiled": self._compiled(),
             "steps": dict(sorted(steps.items())),
+            "memory": [program.memory._asdict() for program in self._programs],
         }
 
     def _compiled(self) -> Mapping[str, Any]:

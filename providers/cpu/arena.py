@@ -60,7 +60,7 @@ class Scratch:
 class Region:
     """The addresses of one program from `base` on: pieces are allocated and freed while it is bound.
 
-    `high` is the mark that the scratch memory needs.
+    `high` is the mark that the scratch memory needs, `peak` the most bytes that were in use at once.
     """
 
     def __init__(self, scratch: Scratch, base: int = 0) -> None:
@@ -68,6 +68,7 @@ class Region:
         self.base = base
         base = -(-base // ALIGN) * ALIGN
         self.high = base
+        self.peak = 0
         self._ranges = Ranges(base, SEGMENT_BYTES, ALIGN)
 
     def allocate(
@@ -89,6 +90,7 @@ class Region:
                 value=value, asked=nbytes, available=memory.available_bytes(),
             ) from None  # fmt: skip
         self.high = max(self.high, offset + taken)
+        self.peak = max(self.peak, self._ranges.in_use)
         return self.scratch.array(offset, dtype, shape), offset, taken
 
     def free(self, offset: int) -> None:

@@ -23,6 +23,7 @@ from outrider.providers.cpu.claims import serve
 from outrider.providers.cpu.items import KNOWN, Item
 from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
 from outrider.providers.cpu.native import Library
+from outrider.providers.cpu.packing import Packed, Packing
 from outrider.providers.wire.graph import Graph
 
 ABSENT = -1  # the number of an omitted input or an unnamed output
@@ -32,8 +33,8 @@ ABSENT = -1  # the number of an omitted input or an unnamed output
 class Op:
     """One lowered node. `kernel` is None where the executor itself runs it (If, Loop, Scan, SequenceMap).
 
-    `reads`: numbers of the given inputs and captures; `deterministic`: no random operator, bodies included. `fused`: the
-    original nodes that it stands for besides `origin`, and `title` what they are together (`fusion/`).
+    `reads`: numbers of the given inputs and captures; `deterministic`: no random operator, bodies included.
+    `fused`: the original nodes that it stands for besides `origin`, and `title` what they are together (`fusion/`).
     """
 
     step: Node
@@ -89,6 +90,7 @@ class Code:
     """A compiled unit, before any signature is known. `reshape`: bindings are made from earlier ones.
 
     `cancelled`: whether the present run was cancelled, see `Context`. `library`: the compiled kernels, if there are.
+    `packing`: what it shares of prepacked weights with other units.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Code:
         reshape: bool = True,
         cancelled: Callable[[], bool] = lambda: False,
         library: Library | None = None,
+        packing: Packing | None = None,
     ) -> None:
         self.trace = Trace() if trace is None else trace
         self.reshape = reshape
@@ -110,7 +113,8 @@ class Code:
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.folded: dict[Op, list[Any]] = {}
-        self.packed: dict[tuple[Op, str, int], Any] = {}
+        self.packing = Packing() if packing is None else packing
+        self.packed: dict[tuple[Op, int], dict[str, Packed]] = {}  # by input, then by the kernel's key
         self.high = 0  # bytes of scratch memory that its bindings need, bodies included
         self._constants: dict[int, Callable[[], Any]] = {}
         self._items: dict[int, Item] = {}

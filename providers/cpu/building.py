@@ -16,8 +16,10 @@ from outrider.providers.cpu.kernels.copying import copier
 from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, OpMemory, immediate
 from outrider.providers.cpu.records import FOLDED, UNBOUND, Misfit, Record
+from outrider.providers.cpu.usage import out_of_memory, values
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype, onnx_name
 from outrider.providers.wire.failures import fail
+from outrider.shm.errors import OutOfMemoryError
 
 
 class Stage(NamedTuple):
@@ -130,9 +132,12 @@ class Builder:
 
     # All of it -------------------------------------------------------------------------------------------------------
     def binding(self, plan: Plan, records: Sequence[Record]) -> Binding:
-        """What was built. Its memory is there."""
+        """What was built. Its memory is there, or OutOfMemoryError names the largest values in it."""
         ending = self._deliver()
-        self.region.scratch.ensure(self.region.high, "the scratch memory of a program")
+        try:
+            self.region.scratch.ensure(self.region.high, "the scratch memory of a program")
+        except OutOfMemoryError as error:
+            raise out_of_memory(error, self.region.high, values(self.code, records)) from None
         self.code.high = max(self.code.high, self.region.high)
         return Binding(self.code, self.block, self.threads, plan, self.items, records, self.placed, ending)
 

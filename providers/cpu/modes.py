@@ -17,6 +17,8 @@ from outrider.providers.wire.failures import fail
 from outrider.shm import memory
 from outrider.shm.segment import address_of
 
+VARIANTS = 8  # of one packed weight that are kept, where what is made depends on shapes
+
 
 class Surroundings(Protocol):
     """What a node sees of the binding around it."""
@@ -150,9 +152,7 @@ class BoundMode(Bind):
         return ordered(tuple(int(d) for d in shape), order, lambda dims: self.memory.take(name, dims, kind)[0])
 
     def packed(self, key: str, i: int, make: Callable[[np.ndarray], Any]) -> Any:
-        array = self.const(i)
-        item = self.items[i]
-        return _packed(self.binder.code, self.op, key, i, make, array, item is not None and item.shared)
+        return packed_once(self.binder.code, self.op, key, i, make, self.const(i), self.items)
 
     def step(self, fn: Callable[..., Any], *args: Any) -> None:
         self.steps.append(partial(fn, *args) if args else fn)
@@ -208,8 +208,8 @@ class RunMode(Bind):
         return number == ABSENT or self.around.item(number).state == KNOWN
 
     def packed(self, key: str, i: int, make: Callable[[np.ndarray], Any]) -> Any:
-        item = self.around.item(self.op.inputs[i])
-        return _packed(self.around.code, self.op, key, i, make, self.const(i), item.shared)
+        items = [None if number == ABSENT else self.around.item(number) for number in self.op.inputs]
+        return packed_once(self.around.code, self.op, key, i, make, self.const(i), items)
 
 
 def immediate(op: Op, inputs: Sequence[Any], around: Surroundings) -> list[Any]:
@@ -231,15 +231,27 @@ def _same_memory(a: np.ndarray, b: np.ndarray) -> bool:
     return a is b or (a.shape == b.shape and a.strides == b.strides and address_of(a) == address_of(b))
 
 
-def _packed(
-    code: Code, op: Op, key: str, i: int, make: Callable[[np.ndarray], Any], array: np.ndarray, shared: bool
+def packed_once(
+    code: Code,
+    op: Op,
+    key: str,
+    i: int,
+    make: Callable[[np.ndarray], Any],
+    array: np.ndarray,
+    items: Sequence[Item | None],
 ) -> Any:
-    if not shared:
+    item = items[i]
+    if item is None or not item.shared:
         return make(array)
-    place = (op, key, i)
-    if place not in code.packed:
-        code.packed[place] = make(array)
-    return code.packed[place]
+    variants = code.packed.setdefault((op, i), {})
+    found = variants.pop(key, None)
+    if found is None:
+        constants = [None if item is None or not item.shared else item.value for item in items]
+        found = code.packing.packed(op.step, key, i, constants, make)
+        if len(variants) == VARIANTS:
+            del variants[next(iter(variants))]  # bindings that use it keep it
+    variants[key] = found  # the latest is last
+    return found.value
 
 
 def check(value: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

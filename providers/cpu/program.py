@@ -16,6 +16,8 @@ from outrider.providers.cpu.fusion import fuse
 from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
 from outrider.providers.cpu.lineage import Lineage
 from outrider.providers.cpu.native import Library
+from outrider.providers.cpu.packing import Packing
+from outrider.providers.cpu.usage import Memory, program_memory
 
 
 class CpuProgram(Program):
@@ -33,9 +35,10 @@ class CpuProgram(Program):
         reshape: bool = True,
         cancelled: Callable[[], bool] = lambda: False,
         library: Library | None = None,
+        packing: Packing | None = None,
     ) -> None:
         nodes = (*unit.constant_nodes, *unit.nodes)
-        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled, library)
+        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled, library, packing)
         self.fused: Mapping[str, int] = fuse(self.code) if unit.optimization == "all" else {}
         self.bound = 0
         self.unbound_nodes = 0
@@ -55,6 +58,11 @@ class CpuProgram(Program):
     def reshaped(self) -> Counter[str]:
         """How many bindings were made in which way (`growth.py`)."""
         return self._lineage.counts
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of the latest binding, and of the weights."""
+        return program_memory(self.code, self._lineage.last)
 
     @property
     def kernels(self) -> Counter[str]:

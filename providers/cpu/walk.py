@@ -163,7 +163,7 @@ class Planned:
         self.taken: list[Taken] = []
         self._region = region
         self._before = () if before is None else before.taken
-        self._high = region.high
+        self._marks = region.high, region.peak
 
     def take(self, value: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> tuple[np.ndarray, Root]:
         asked, change = kind.itemsize, 0
@@ -187,4 +187,4 @@ class Planned:
         for taken in self.taken:
             self._region.free(taken.root.offset)
         self.taken.clear()
-        self._region.high = self._high
+        self._region.high, self._region.peak = self._marks

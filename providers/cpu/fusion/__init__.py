@@ -24,6 +24,7 @@ Pass = Callable[[Draft], None]
 
 PASSES: tuple[Pass, ...] = (
     fold_constants,
+    Draft.infer,
     clean,
     fuse_lookups,
     fuse_activations,

@@ -19,9 +19,9 @@ from outrider.providers.cpu.fusion.expressions import other
 
 @dataclass(frozen=True)
 class Step:
-    """One operator: what it does (`Mul`, `Div`, `Add`, `Sub`, `From`: constant - x, `Neg`, `Norm`) with which constants.
+    """One operator: what it does with which constants. `single`: they have one element each.
 
-    `single`: they have one element each.
+    `kind`: `Mul`, `Div`, `Add`, `Sub`, `From` (constant - x), `Neg`, or `Norm` for BatchNormalization.
     """
 
     kind: str

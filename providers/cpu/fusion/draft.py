@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from outrider.providers.contract import Node, Value
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
 from outrider.providers.cpu.claims import OWN
+from outrider.providers.cpu.fusion.shapes import Inference, merged
 from outrider.providers.cpu.items import Item
 from outrider.providers.cpu.kernels.frame import Unsupported, find
 from outrider.providers.cpu.modes import immediate
@@ -48,7 +50,7 @@ class Draft:
         for number, value in zip(op.outputs, op.step.outputs, strict=True):
             if number != ABSENT:
                 self._makers[number] = op
-                self._values[number] = value
+                self._values.setdefault(number, value)
 
     def _leave(self, op: Op) -> None:
         self._slots[self._at.pop(op)] = None
@@ -163,6 +165,16 @@ class Draft:
         array = np.broadcast_to(array, shape).copy() if array.shape != shape else array
         array.flags.writeable = False
         return array
+
+    def infer(self) -> None:
+        """Complete what is declared of shapes; constants are known by then."""
+        inference = Inference(self.shape, self.ints, self._makers.get)
+        for op in self.ops:
+            number = op.outputs[0] if op.outputs else ABSENT
+            declared = None if number == ABSENT else self._values[number]
+            if declared is not None and (declared.shape is None or None in declared.shape):
+                shape = merged(declared.shape, inference.output(op))
+                self._values[number] = replace(declared, shape=shape)
 
     # Changing --------------------------------------------------------------------------------------------------------
     def fold(self, op: Op) -> None:

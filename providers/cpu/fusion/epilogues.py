@@ -7,8 +7,9 @@
       -> affine per feature                   in the epilogue: scale and shift
       -> + residual                           in the epilogue, after the activation
 
-Each part may be missing; every value in between has one reader. A residual is a value of the same rank that is not known
-to be smaller or larger. Where the weights are no constants, a factor stays with the product: one number, matrices only.
+Each part may be missing; every value in between has one reader. A residual is a value of the same rank that is not
+known to be smaller or larger. Where the weights are no constants, a factor stays with the product: one number, and for
+matrices only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.blocks import ABSENT, Op
+from outrider.providers.cpu.claims import OWN
 from outrider.providers.cpu.fusion.activations import activation_of
 from outrider.providers.cpu.fusion.affine import Affine, step_of
 from outrider.providers.cpu.fusion.draft import Draft
@@ -72,7 +74,8 @@ def fuse_products(draft: Draft) -> None:
 
 def source_of(draft: Draft, op: Op) -> Source | None:
     """The product that an op is."""
-    if op.step.domain or op.step.op_type not in ("Conv", "MatMul", "Gemm"):
+    own = op.step.domain == OWN and op.step.op_type == "MatMul" and "residual" not in op.step.attributes
+    if not own and (op.step.domain or op.step.op_type not in ("Conv", "MatMul", "Gemm")):
         return None
     attributes = dict(op.step.attributes)
     x, weights, bias = (*op.inputs, ABSENT)[:3]
@@ -83,10 +86,12 @@ def source_of(draft: Draft, op: Op) -> Source | None:
         constant = draft.is_constant(weights)
         features = shape[0] if constant else None
         return Source(op, "Conv", attributes, x, weights, bias, features, 1, len(shape), 0, pattern="conv")
-    rank = draft.rank(op.outputs[0])
+    rank = draft.rank(op.outputs[0]) or 1  # at least one axis
     if op.step.op_type == "MatMul":
-        features = shape[-1] if len(shape) > 1 and isinstance(shape[-1], int) else None
-        return Source(op, "MatMul", {}, x, weights, ABSENT, features, -1, rank, -1, pattern="matmul")
+        along = -2 if attributes.get("transB", 0) else -1
+        features = shape[along] if len(shape) > 1 and isinstance(shape[along], int) else None
+        factor = float(attributes.get("factor", 1.0))
+        return Source(op, "MatMul", attributes, x, weights, ABSENT, features, -1, rank, along, factor, "matmul")
     return _gemm(draft, op, x, weights, bias, shape)
 
 
@@ -100,7 +105,7 @@ def _gemm(draft: Draft, op: Op, x: int, weights: int, bias: int, shape: Sequence
         if get("beta", 1.0) != 1 or given not in ((features,), (1, features), (1,), ()):
             return None
         if given not in ((features,), (1,)):
-            bias = draft.derived("bias of Gemm", (int(np.prod(given)),), np.ravel, bias)
+            bias = draft.derived("bias of Gemm", (int(given[-1] or 1) if given else 1,), np.ravel, bias)
     factor = float(get("alpha", 1.0))
     return Source(op, "MatMul", attributes, x, weights, bias, features, -1, 2, along, factor, pattern="gemm")
 
@@ -182,7 +187,8 @@ def _folded(draft: Draft, source: Source, affine: Affine) -> tuple[int, int, flo
         column[source.along] = affine.features
 
         def scaled(w: np.ndarray, *constants: np.ndarray) -> np.ndarray:
-            return np.multiply(w, affine.values(constants)[0].reshape(column), dtype=np.float64)
+            product: np.ndarray = np.multiply(w, affine.values(constants)[0].reshape(column), dtype=np.float64)
+            return product
 
         weights = draft.derived(f"weights of {name}", shape, scaled, weights, *numbers)
     elif affine.multiplies:

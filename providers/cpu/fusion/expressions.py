@@ -56,7 +56,10 @@ Polynomial = Mapping[int, float]
 
 
 def polynomial(draft: Draft, number: int, x: int, ops: list[Op]) -> Polynomial | None:
-    """The value as a polynomial in `x`, power -> coefficient; None if it is none. `ops` gets what was looked through."""
+    """The value as a polynomial in `x`, power -> coefficient; None if it is none.
+
+    `ops` gets what was looked through.
+    """
     if number == x:
         return {1: 1.0}
     constant = draft.scalar(number)

@@ -95,7 +95,7 @@ def _centred(draft: Draft, number: int, ops: list[Op]) -> int | None:
 def _finished(draft: Draft, op: Op, x: int, epsilon: float, ops: list[Op], kind: str) -> bool:
     """With scale and bias where they follow."""
     shape = draft.shape(x)
-    rank = None if shape is None else len(shape)
+    rank = 1 if shape is None else len(shape)  # at least one axis
     scale = bias = ABSENT
     for name in ("Mul", "Add") if kind == "LayerNormalization" else ("Mul",):
         after = draft.reader(op.outputs[0])
@@ -122,15 +122,9 @@ def _finished(draft: Draft, op: Op, x: int, epsilon: float, ops: list[Op], kind:
     return draft.replace(kind, ops, kind, inputs, attributes, domain="", title=kind) is not None
 
 
-def _row(shape: tuple[int, ...] | None, rank: int | None) -> bool:
+def _row(shape: tuple[int, ...] | None, rank: int) -> bool:
     """True for [features], and for that behind ones."""
-    return (
-        shape is not None
-        and len(shape) >= 1
-        and rank is not None
-        and len(shape) <= rank
-        and all(dim == 1 for dim in shape[:-1])
-    )
+    return shape is not None and 1 <= len(shape) <= rank and all(dim == 1 for dim in shape[:-1])
 
 
 def _flat(draft: Draft, number: int) -> int:

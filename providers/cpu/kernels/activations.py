@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.cpu.kernels.blockwise import blockwise, into, scalar_operand, takes
 from outrider.providers.cpu.kernels.elementwise import erf_steps
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.support import clamp, convert, is_half, maximum, widened
@@ -25,10 +26,13 @@ def _activation(
     op_type: str, parse: Callable[[Node], Any] | None = None, *, since: int = 1
 ) -> Callable[[Recipe], Recipe]:
     def register(recipe: Recipe) -> Recipe:
-        @kernel(op_type, since=since, dtypes={0: FLOATS}, parse=parse)
+        @kernel(op_type, since=since, dtypes={0: FLOATS}, parse=parse, compiled="activation")
         def bind(b: Bind, p: Any) -> None:
             x = b.array(0)
             wide = widened(b, x)
+            if wide.dtype == np.float32 and takes(x.shape, [wide]) and b.compiled("activation") is not None:
+                _in_one_pass(b, op_type, x, wide, p)
+                return
             y = b.reuse(0, 0)
             if wide is x:
                 recipe(b, x, y, p)
@@ -41,15 +45,36 @@ def _activation(
     return register
 
 
+def _in_one_pass(b: Bind, op_type: str, x: np.ndarray, wide: np.ndarray, p: Any) -> None:
+    """The activation as one instruction of the compiled library; its parameters are further operands."""
+    library = b.compiled("activation")
+    assert library is not None
+    if op_type == "Gelu":
+        name, parameters = "GeluTanh" if p == "tanh" else "Gelu", tuple[float, ...]()
+    else:
+        name, parameters = op_type, tuple(p or ())
+    program = [(name, *range(1 + len(parameters)))]
+    operands = [wide, *(scalar_operand(value) for value in parameters)]
+    if wide is x:
+        blockwise(b, library, program, operands, 1)
+    else:
+        into(b, library, program, operands, wide)
+        b.step(convert, b.reuse(0, 0), wide)
+
+
 def _floats(**defaults: float) -> Callable[[Node], tuple[float, ...]]:
     """A parser of float attributes, in the order given, with their defaults."""
     return lambda node: tuple(float(node.attributes.get(name, value)) for name, value in defaults.items())
 
 
-@kernel("Relu", dtypes={0: NUMBERS})
+@kernel("Relu", dtypes={0: NUMBERS}, compiled="activation")
 def relu(b: Bind, p: None) -> None:
     """max(x, 0); NaN stays NaN."""
     x = b.array(0)
+    library = b.compiled("activation")
+    if library is not None and takes(x.shape, [x]):
+        blockwise(b, library, [("Relu", 0)], [x], 1)
+        return
     clamp(b, x, b.reuse(0, 0), x.dtype.type(0))
 
 
@@ -167,9 +192,14 @@ def swish(b: Bind, x: np.ndarray, y: np.ndarray, p: tuple[float]) -> None:
     b.step(np.multiply, x, swish_gate(b, x, p[0]), y)
 
 
-@kernel("SwiGLU", since=28, dtypes={0: FLOATS, 1: FLOATS}, parse=_floats(alpha=1.0))
+@kernel("SwiGLU", since=28, dtypes={0: FLOATS, 1: FLOATS}, parse=_floats(alpha=1.0), compiled="activation")
 def swiglu(b: Bind, p: tuple[float]) -> None:
     """SwiGLU-28: Swish of the first input times the second; shapes are equal."""
+    inputs, library = [b.array(0), b.array(1)], b.compiled("activation")
+    if library is not None and inputs[0].shape == inputs[1].shape and takes(inputs[0].shape, inputs):
+        program = [("Swish", 0, 2), ("Mul", 3, 1)]
+        blockwise(b, library, program, [*inputs, scalar_operand(p[0])], 2)
+        return
     gate, value = widened(b, b.array(0)), widened(b, b.array(1))
     product = swish_gate(b, gate, p[0])
     y = b.out(0, gate.shape, b.array(0).dtype)
@@ -250,7 +280,7 @@ def _prelu(x: np.ndarray, slope: np.ndarray, y: np.ndarray, product: np.ndarray,
     np.copyto(y, x, "same_kind", positive)
 
 
-@kernel("PRelu", dtypes={0: NUMBERS})
+@kernel("PRelu", dtypes={0: NUMBERS}, compiled="activation")
 def prelu(b: Bind, p: None) -> None:
     """PRelu-16: x, times slope where negative; slope broadcasts to x. Before opset 7 it is one number per channel."""
     x, slope = b.array(0), b.array(1)
@@ -258,6 +288,10 @@ def prelu(b: Bind, p: None) -> None:
         slope = b.reshaped(slope, slope.shape + (1,) * (x.ndim - 2))
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         raise ValueError(f"PRelu {b.node.name}: slope {slope.shape} does not broadcast to {x.shape}")
+    library = b.compiled("activation")
+    if library is not None and takes(x.shape, [x, slope]):
+        blockwise(b, library, [("LeakyRelu", 0, 1)], [x, slope], 1)
+        return
     y = b.out(0, x.shape, x.dtype)
     b.step(_prelu, x, slope, y, b.scratch(x.shape, x.dtype), b.scratch(x.shape, bool))
 

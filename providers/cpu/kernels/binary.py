@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.cpu.kernels.blockwise import INSTRUCTIONS, Program, blockwise, scalar_operand, takes
+from outrider.providers.cpu.kernels.elementwise import in_one_pass
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.support import convert, maximum, minimum, refuse, working
 from outrider.providers.wire.dtypes import FLOATS, INTEGERS, NUMBERS
@@ -43,10 +45,14 @@ _ufunc: Callable[..., Any]
 
 
 def _register_arithmetic(ufunc: Any, op_type: str, dtypes: frozenset[str]) -> None:
-    @kernel(op_type, dtypes={0: dtypes, 1: dtypes}, parse=_no_broadcast_attribute)
+    compiled = "elementwise" if op_type in INSTRUCTIONS else ()
+
+    @kernel(op_type, dtypes={0: dtypes, 1: dtypes}, parse=_no_broadcast_attribute, compiled=compiled)
     def bind(b: Bind, p: None) -> None:
         x, y = b.array(0), b.array(1)
-        b.step(ufunc, x, y, _target(b, _shape(b), x.dtype))
+        shape = _shape(b)
+        if not in_one_pass(b, op_type, x, y):
+            b.step(ufunc, x, y, _target(b, shape, x.dtype))
 
 
 for _ufunc, _name, _dtypes in (
@@ -88,11 +94,14 @@ def _truncated(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     np.floor_divide(x - np.fmod(x, y), y, out)  # the difference is a multiple of y: floor and truncation agree
 
 
-@kernel("Div", dtypes={0: NUMBERS, 1: NUMBERS}, parse=_no_broadcast_attribute)
+@kernel("Div", dtypes={0: NUMBERS, 1: NUMBERS}, parse=_no_broadcast_attribute, compiled="elementwise")
 def div(b: Bind, p: None) -> None:
     """Div-14: integers truncate toward zero."""
     x, y = b.array(0), b.array(1)
-    out = _target(b, _shape(b), x.dtype)
+    shape = _shape(b)
+    if in_one_pass(b, "Div", x, y):
+        return
+    out = _target(b, shape, x.dtype)
     if x.dtype.kind == "u":
         b.step(np.floor_divide, x, y, out)
     elif x.dtype.kind == "i":
@@ -137,11 +146,13 @@ def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
         np.copyto(out, np.power(x.astype(wide), y.astype(wide)), "unsafe")
 
 
-@kernel("Pow", dtypes={0: NUMBERS, 1: NUMBERS}, parse=_no_broadcast_attribute)
+@kernel("Pow", dtypes={0: NUMBERS, 1: NUMBERS}, parse=_no_broadcast_attribute, compiled="elementwise")
 def power(b: Bind, p: None) -> None:
     """Pow-15: the result has the dtype of the base; the exponent may have another."""
     x, y = b.array(0), b.array(1)
-    b.step(_power, x, y, b.out(0, _shape(b), x.dtype))
+    shape = _shape(b)
+    if not in_one_pass(b, "Pow", x, y):
+        b.step(_power, x, y, b.out(0, shape, x.dtype))
 
 
 def _parse_shift(node: Node) -> bool:
@@ -180,13 +191,30 @@ def _fold(b: Bind, ufunc: Any, out: np.ndarray) -> None:
         total = out
 
 
+def _folding(name: str, inputs: int, mean: bool) -> Program:
+    """`name` over the inputs, from the left; for a mean divided by the input that follows them."""
+    program: list[tuple[str | int, ...]] = [(name, 0, 1)]
+    first = inputs + mean
+    program += [(name, first + i - 2, i) for i in range(2, inputs)]
+    if mean:
+        program.append(("Div", first + inputs - 2, inputs))
+    return program
+
+
 def _register_variadic(ufunc: Any, op_type: str, dtypes: frozenset[str], mean: bool = False) -> None:
-    @kernel(op_type, dtypes={0: dtypes})
+    name = op_type if op_type in INSTRUCTIONS else "Add"
+
+    @kernel(op_type, dtypes={0: dtypes}, compiled="elementwise")
     def bind(b: Bind, p: None) -> None:
         dtype = b.array(0).dtype
         shape = _shape(b)
         if len(b.inputs) == 1:
             b.view(0, b.array(0))
+            return
+        inputs, library = [b.array(i) for i in range(len(b.inputs))], b.compiled("elementwise")
+        if library is not None and takes(shape, [*inputs, *inputs[: int(mean)]]):
+            count = [scalar_operand(len(inputs))] if mean else []
+            blockwise(b, library, _folding(name, len(inputs), mean), [*inputs, *count], len(inputs))
             return
         if len(b.inputs) == 2 and not mean:
             b.step(ufunc, b.array(0), b.array(1), _target(b, shape, dtype))

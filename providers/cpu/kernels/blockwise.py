@@ -70,15 +70,14 @@ def _kind(x: Sequence[int], dense: Sequence[int], rows: int) -> int:
     return _GATHERED if any(outer) else _PATTERN
 
 
-def _assigned(program: Program, inputs: int) -> tuple[list[int], int]:
-    """The scratch block of each instruction's result (-1: the output), and how many blocks there are, inputs' first."""
+def _assigned(program: Program, inputs: int, blocks: int) -> tuple[list[int], int]:
+    """The scratch block of each instruction's result (-1: the output), after `blocks`; and how many there are then."""
     last: dict[int, int] = {}
     for i, (_, *operands) in enumerate(program):
         for k in operands:
             last[int(k)] = i
     free: list[int] = []
     results: list[int] = []
-    blocks = inputs
     for i, (_, *operands) in enumerate(program):
         for k in {int(k) for k in operands}:
             if k >= inputs and last[k] == i:
@@ -101,13 +100,15 @@ def _plan(program: Program, where: Walk) -> tuple[np.ndarray, int, int]:
     rows = _BLOCK // width if width <= _BLOCK else 0
     total, count = math.prod(where.shape), math.prod(where.shape[:-1])
     dense = [math.prod(where.shape[axis + 1 :]) for axis in range(len(where.shape))]
-    results, blocks = _assigned(program, len(where.strides))
+    kinds = [_kind(strides, dense, rows) for strides in where.strides]
+    results, blocks = _assigned(program, len(kinds), sum(kind != _DENSE for kind in kinds))
     most = min(total, rows * width if rows else _BLOCK)
-    words = [len(where.shape), *_padded(where.shape), rows, _BLOCK, most, len(where.strides), blocks, len(program)]
-    for i in range(MOST_INPUTS):
-        strides = where.strides[i] if i < len(where.strides) else ()
-        words += [_kind(strides, dense, rows) if strides else 0, *_padded(strides)]
-    inputs = len(where.strides)
+    words = [len(where.shape), *_padded(where.shape), rows, _BLOCK, most, len(kinds), blocks, len(program)]
+    inputs, own = len(kinds), 0
+    for kind, strides in zip(kinds, where.strides, strict=True):
+        words += [kind, own, *_padded(strides)]
+        own += kind != _DENSE
+    words += [0] * ((MOST_INPUTS - inputs) * (2 + _AXES))
     for (name, *operands), result in zip(program, results, strict=True):
         places = [int(k) if int(k) < inputs else MOST_INPUTS + results[int(k) - inputs] for k in operands]
         words += [_NUMBERS[str(name)], *places, *[0] * (3 - len(places)), result]
@@ -148,8 +149,13 @@ def into(b: Bind, library: Library, program: Program, inputs: Sequence[np.ndarra
     order = order_of(y)
     aligned = [b.contiguous(x, order) if x.shape == y.shape else x for x in inputs]
     plan, blocks, count = _plan(program, walk(y, aligned))
-    scratch = b.scratch((library.threads, max(1, blocks), _BLOCK), np.float32)
+    scratch = b.scratch((library.threads, blocks, _BLOCK), np.float32) if blocks else None
     cost = y.size * sum(INSTRUCTIONS[str(name)][1] for name, *_ in program)
     tasks = library.tasks(count, cost, 4)
     rest = [None] * (MOST_INPUTS - len(aligned))
     b.step(library.call("or_elementwise", tasks, y, scratch, plan, tasks, *aligned, *rest))
+
+
+def scalar_operand(value: float) -> np.ndarray:
+    """A parameter of an instruction as the input it is there."""
+    return np.array(value, np.float32)

@@ -7,14 +7,22 @@ bias [M], y [N, M, *out].
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outrider.providers.cpu.kernels.depthwise import compiled_depthwise, depthwise
-from outrider.providers.cpu.kernels.epilogue import Epilogue, epilogue, finish_product, parse_epilogue
-from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.precision import finish, target, widened
+from outrider.providers.cpu.kernels.direct import convolve_directly
+from outrider.providers.cpu.kernels.epilogue import (
+    PAD,
+    Epilogue,
+    epilogue,
+    finish_product,
+    parse_epilogue,
+    per_feature,
+)
+from outrider.providers.cpu.kernels.frame import Bind, Unsupported, channels_last, kernel
+from outrider.providers.cpu.kernels.precision import finish, target, wide, widened
 from outrider.providers.cpu.kernels.windows import COLUMNS, Geometry, Window, geometry, padded, sliding, window
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
@@ -154,6 +162,10 @@ def _by_shifts(
     b.step(_run_shifts, blocks)
 
 
+def _is_depthwise(x: np.ndarray, group: int) -> bool:
+    return x.shape[1] == group and group > 1
+
+
 def convolve(
     b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, group: int, i: int, known: np.ndarray | None
 ) -> None:
@@ -167,7 +179,7 @@ def convolve(
     if 0 in x.shape or 0 in w.shape:
         b.step(y.fill, 0)
         return
-    if x.shape[1] == group and group > 1:
+    if _is_depthwise(x, group):
         depthwise(b, x, w, y, g, i, known)
         return
     x = padded(b, x, g, 0, y.dtype)
@@ -209,6 +221,15 @@ def _parse_microsoft(node: Node) -> Fused:
     return Fused(parse_convolution(node), epilogue(str(get("activation", "")), parameters, "before"))
 
 
+def _padded_first(b: Bind, x: np.ndarray, g: Geometry) -> tuple[np.ndarray, Geometry]:
+    """x with the values of input PAD around it, and the geometry that remains."""
+    values = per_feature(b, PAD, x.shape[1])
+    fill = b.reshaped(values, values.shape + (1,) * len(g.out))
+    x = padded(b, x, g, fill, wide(x.dtype))
+    nothing = (0,) * len(g.out)
+    return x, replace(g, begin=nothing, end=nothing, spatial=x.shape[2:])
+
+
 _COMPILED = ("conv", "depthwise", "copy")
 
 
@@ -217,15 +238,27 @@ _COMPILED = ("conv", "depthwise", "copy")
 @kernel("Conv", dtypes={0: FLOATS}, parse=_parse_plain, compiled=_COMPILED)
 def conv(b: Bind, p: Fused) -> None:
     """ONNX Conv-22, any number of spatial axes; `com.microsoft::FusedConv`; both with all of `epilogue.py`."""
-    x, w = b.array(0), widened(b, 1)
+    x, w, group = b.array(0), widened(b, 1), p.convolution.group
     g = conv_geometry(p.convolution, x, w)
-    if 1 < x.shape[1] == p.convolution.group and compiled_depthwise(b, w, g, p.epilogue):
+    if 1 < x.shape[1] == group and compiled_depthwise(b, w, g, p.epilogue):
         return
-    y = b.out(0, (x.shape[0], w.shape[0]) + g.out, x.dtype)
-    total = target(b, y)
+    shape, library = (x.shape[0], w.shape[0]) + g.out, b.compiled("conv")
+    if library is not None and w.dtype == np.float32 and len(g.out) <= 3 and not _is_depthwise(x, group):
+        order = channels_last(x.ndim)
+        y = b.out(0, shape, x.dtype, order)
+        total = y if y.dtype == np.float32 else b.scratch(shape, np.float32, order)
+        if x.size and w.size and y.size:
+            convolve_directly(b, library, widened(b, 0), w, total, g, group, p.epilogue)
+            finish(b, y, total)
+            return
+    else:
+        y = b.out(0, shape, x.dtype)
+        total = target(b, y)
+    if b.has(PAD):
+        x, g = _padded_first(b, x, g)
     known = None
     if b.is_const(1):
         known = b.const(1) if b.array(1).dtype == w.dtype else w
-    convolve(b, x, w, total, g, p.convolution.group, 1, known)
+    convolve(b, x, w, total, g, group, 1, known)
     finish_product(b, total, p.epilogue, 1)
     finish(b, y, total)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.epilogue import RESIDUAL, Epilogue, compiled_epilogue
+from outrider.providers.cpu.kernels.epilogue import PAD, RESIDUAL, Epilogue
 from outrider.providers.cpu.kernels.frame import Bind, channels_last
+from outrider.providers.cpu.kernels.panels import epilogue_words, operands, padded_features
 from outrider.providers.cpu.kernels.windows import COLUMNS, Geometry, padded, sliding
 
 _LANES, _MOST_ROWS = 16, 64  # as depthwise.c has them
@@ -226,9 +227,10 @@ def compiled_depthwise(b: Bind, w: np.ndarray, g: Geometry, p: Epilogue) -> bool
     steps = [(step, *_two(rest, 0, swapped)) for step, _, *rest in (_floats(place), _floats(x))]
     b.step(
         library.call(
-            "or_depthwise", tasks, place, x, weights, scratch, memory, channels, images, tasks, bands, segments,
+            "or_depthwise", tasks, place, x, weights,
+            padded_features(b, PAD, channels), scratch, memory, channels, images, tasks, bands, segments,
             block, direct, reach[0], width, *steps[0], *steps[1], *spatial, *out, *kernel, *strides, *dilations, *begin,
-            *compiled_epilogue(b, p, y, order),
+            *epilogue_words(b, p, operands(b, p, channels), y, channels, 1, order),
         )
     )  # fmt: skip
     if place is not y:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,9 @@ from outrider.providers.cpu.kernels.epilogue import (
     scale,
 )
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.panels import Operands, operands, padded_features
 from outrider.providers.cpu.kernels.precision import finish, target, widened
+from outrider.providers.cpu.kernels.products import multiply_compiled
 from outrider.providers.wire.dtypes import FLOATS, NUMBERS
 from outrider.providers.wire.graph import Node
 
@@ -85,18 +87,30 @@ def _parse_microsoft(node: Node) -> Product:
     return Product(Epilogue(factor=float(get("alpha", 1.0))), *swaps)
 
 
-@kernel("MatMul", domain="outrider", dtypes={0: FLOATS, 1: FLOATS}, parse=_parse_own)
-@kernel("FusedMatMul", domain="com.microsoft", dtypes={0: FLOATS, 1: FLOATS}, parse=_parse_microsoft)
-@kernel("MatMul", dtypes={0: _PRODUCTS, 1: _PRODUCTS}, parse=lambda node: Product(Epilogue()))
+@kernel("MatMul", domain="outrider", dtypes={0: FLOATS, 1: FLOATS}, parse=_parse_own, compiled="gemm")
+@kernel("FusedMatMul", domain="com.microsoft", dtypes={0: FLOATS, 1: FLOATS}, parse=_parse_microsoft, compiled="gemm")
+@kernel("MatMul", dtypes={0: _PRODUCTS, 1: _PRODUCTS}, parse=lambda node: Product(Epilogue()), compiled="gemm")
 def matmul(b: Bind, p: Product) -> None:
     """ONNX MatMul-13; `com.microsoft::FusedMatMul`; both with all of `epilogue.py` along the last axis."""
     x = _operand(widened(b, 0), p.left, p.left_batch)
     w = _operand(widened(b, 1), p.right, p.right_batch)
     y = b.out(0, product_shape(x.shape, w.shape), b.array(0).dtype)
     total = target(b, y)
-    multiply(b, x, w, total)
-    finish_product(b, total, p.epilogue, -1)
+    library = b.compiled("gemm")
+    if library is not None and _is_for_c(x, w, total):
+        rows = x if x.ndim > 1 else x.reshape(1, -1)
+        result = total if x.ndim > 1 else total.reshape(total.shape[:-1] + (1,) + total.shape[-1:])
+        swapped = None if p.right_batch else p.right
+        multiply_compiled(b, library, rows, w, result, p.epilogue, operands(b, p.epilogue, w.shape[-1]), swapped)
+    else:
+        multiply(b, x, w, total)
+        finish_product(b, total, p.epilogue, -1)
     finish(b, y, total)
+
+
+def _is_for_c(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> bool:
+    """True for what the compiled library takes: float32, not empty, matrices on the right."""
+    return y.dtype == np.float32 and w.dtype == np.float32 and w.ndim > 1 and min(x.size, w.size, y.size) > 0
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,8 @@ def _parse_gemm(node: Node) -> Scaled:
     dtype = node.inputs[0].dtype
     if dtype not in FLOATS and not (alpha.is_integer() and beta.is_integer()):
         raise Unsupported(f"alpha {alpha} or beta {beta} with {dtype}")
-    parameters = [float(get(name)) for name in ("activation_alpha", "activation_beta") if name in node.attributes]
+    given = [get(name) for name in ("activation_alpha", "activation_beta")]
+    parameters = [float(value) for value in given if value is not None]
     return Scaled(
         epilogue(str(get("activation", "")), parameters, factor=alpha),
         beta,
@@ -124,8 +139,8 @@ def _parse_gemm(node: Node) -> Scaled:
     )
 
 
-@kernel("FusedGemm", domain="com.microsoft", dtypes={0: FLOATS, 1: FLOATS}, parse=_parse_gemm)
-@kernel("Gemm", since=7, dtypes={0: _PRODUCTS, 1: _PRODUCTS}, parse=_parse_gemm)
+@kernel("FusedGemm", domain="com.microsoft", dtypes={0: FLOATS, 1: FLOATS}, parse=_parse_gemm, compiled="gemm")
+@kernel("Gemm", since=7, dtypes={0: _PRODUCTS, 1: _PRODUCTS}, parse=_parse_gemm, compiled="gemm")
 def gemm(b: Bind, p: Scaled) -> None:
     """ONNX Gemm-13: alpha * A' @ B' + beta * C; `com.microsoft::FusedGemm`: an activation of that."""
     x, w = widened(b, 0), widened(b, 1)
@@ -134,17 +149,39 @@ def gemm(b: Bind, p: Scaled) -> None:
     x, w = x.T if p.left else x, w.T if p.right else w
     y = b.out(0, product_shape(x.shape, w.shape), b.array(0).dtype)
     total = target(b, y)
+    library = b.compiled("gemm")
+    if library is not None and _is_for_c(x, w, total):
+        with_ = _addend(b, p.beta, y.shape)
+        fused = p.epilogue if with_.residual is None else replace(p.epilogue, residual="before")
+        multiply_compiled(b, library, x, w, total, fused, with_, p.right)
+        finish(b, y, total)
+        return
     multiply(b, x, w, total)
     scale(b, total, p.epilogue.factor)
     if b.has(2) and p.beta != 0:
-        c = widened(b, 2)
-        if p.beta != 1:
-            scaled = b.scratch(c.shape, c.dtype)
-            b.step(np.multiply, c, c.dtype.type(p.beta), scaled)
-            c = scaled
-        b.step(np.add, total, c, total)
+        b.step(np.add, total, _times(b, widened(b, 2), p.beta), total)
     activate(b, total, p.epilogue)
     finish(b, y, total)
+
+
+def _times(b: Bind, x: np.ndarray, factor: float) -> np.ndarray:
+    if factor == 1:
+        return x
+    scaled = b.scratch(x.shape, x.dtype)
+    b.step(np.multiply, x, x.dtype.type(factor), scaled)
+    return scaled
+
+
+def _addend(b: Bind, beta: float, shape: tuple[int, ...]) -> Operands:
+    """beta * C as a bias, if it is one number for each column or for all, else as a residual."""
+    if not b.has(2) or beta == 0:
+        return Operands()
+    c = b.array(2).shape
+    if np.broadcast_shapes(c, shape) != shape:
+        raise ValueError(f"input 2 {list(c)} does not fit an output {list(shape)}")
+    if math.prod(c[:-1]) == 1:
+        return Operands(bias=padded_features(b, 2, shape[1], beta))
+    return Operands(residual=_times(b, widened(b, 2), beta))
 
 
 def _parse_equation(node: Node) -> str:

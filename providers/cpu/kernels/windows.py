@@ -120,12 +120,15 @@ def geometry(w: Window, spatial: tuple[int, ...], kernel: tuple[int, ...] | None
 
 def _fill_and_copy(borders: list[np.ndarray], fill: Any, inner: np.ndarray, x: np.ndarray) -> None:
     for border in borders:
-        border.fill(fill)
+        np.copyto(border, fill, "unsafe")
     np.copyto(inner, x, "unsafe")
 
 
 def padded(b: Bind, x: np.ndarray, g: Geometry, fill: Any, dtype: Any) -> np.ndarray:
-    """`x` [N, C, *spatial] as `dtype`, padded so that all windows lie inside; `x` itself when they do already."""
+    """`x` [N, C, *spatial] as `dtype`, padded so that all windows lie inside; `x` itself when they do already.
+
+    `fill`: one value, or an array [C, 1, ...] of one for each channel.
+    """
     extent = g.extent
     if not any(g.begin) and all(e <= s for e, s in zip(extent, g.spatial, strict=True)):
         return cast(b, x, dtype)

@@ -23,7 +23,7 @@ enum {
 enum { DENSE, PATTERN, GATHERED };
 
 struct operand {
-    int64_t kind, strides[AXES];
+    int64_t kind, block, strides[AXES]; /* `block` of scratch memory it is brought to, unless it is dense */
 };
 
 struct instruction {
@@ -33,8 +33,8 @@ struct instruction {
 struct plan {
     int64_t axes, shape[AXES];                      /* of y, joined where all inputs allow; the last axis is a row */
     int64_t rows, width, most;                      /* a block is so many whole rows, or if 0 `width` floats of one; `most` floats */
-    int64_t inputs, blocks, instructions;           /* `blocks`: of scratch memory, inputs' first */
-    struct operand operands[INPUTS];                /* operand i that is not dense lies in block i */
+    int64_t inputs, blocks, instructions;           /* `blocks`: of scratch memory */
+    struct operand operands[INPUTS];
     struct instruction program[];
 };
 
@@ -108,11 +108,25 @@ INLINE v8 greater_or_equal(v8 a, v8 b) { return truth(a >= b); }
 INLINE v8 equal(v8 a, v8 b) { return truth(a == b); }
 INLINE v8 where(v8 condition, v8 a, v8 b) { return select8(condition != 0.0f, a, b); }
 
-/* a to the power of b: squares and roots are exact, as pow() is there; everything else is pow() itself. */
+INLINE v8 square(v8 a) { return a * a; }
+INLINE v8 cube(v8 a) { return a * a * a; }
+INLINE v8 root(v8 a) { return select8(a == -__builtin_inff(), -a, sqrt8(a + 0.0f)); }
+
+/* a to the power of b. A common exponent of 2 or 1/2 is exact, one of 3 within 1 ulp; the others are pow() itself. */
 static void power(const float *a, const float *b, float *y, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++)
-        y[i] = b[i] == 2.0f ? a[i] * a[i] : powf(a[i], b[i]);
+    int common = 1;
+    for (int64_t i = 1; i < n; i++)
+        common &= b[i] == b[0];
+    if (common && b[0] == 2.0f)
+        map1(square, a, y, n);
+    else if (common && b[0] == 3.0f)
+        map1(cube, a, y, n);
+    else if (common && b[0] == 0.5f)
+        map1(root, a, y, n);
+    else
+        for (int64_t i = 0; i < n; i++)
+            y[i] = powf(a[i], b[i]);
 }
 
 /* Arithmetic and comparisons. Returns 0 where `name` is none of these. */
@@ -220,7 +234,7 @@ static void run_block(const struct or_elementwise *a, float *scratch, int64_t nu
     int64_t start = row * width + first;
     for (int64_t i = 0; i < plan->inputs; i++) {
         const struct operand *x = &plan->operands[i];
-        float *block = scratch + i * BLOCK;
+        float *block = scratch + x->block * BLOCK;
         at[i] = x->kind == DENSE ? a->inputs[i] + start : block;
         if (x->kind == GATHERED || (x->kind == PATTERN && fresh))
             gather(plan, x, a->inputs[i], row, first, x->kind == PATTERN ? plan->most : n, block);

@@ -1,0 +1,204 @@
+/* Convolutions over memory with the channels last, with one to three spatial axes, groups and an epilogue, without
+ * columns and without a padded copy: a row of the product is the window of one output position, given by pointers into
+ * the image. Where a window leaves the image, pointers lead to a vector of padding, or to a copy of a kernel row. */
+#include "tiles.h"
+
+enum { DEPTH, HEIGHT, WIDTH };
+
+/* x [images][depth][height][width][groups * channels], with strides in floats and contiguous channels; w packed for
+ * each group, [groups][panels of kernel * channels rows]; y [images][positions][groups * features]. */
+struct or_conv {
+    const float *x, *w, *pad; /* pad: value of each channel beyond the edges; null for 0 */
+    float *y, *scratch;
+    int64_t scratch_each; /* floats of scratch for each thread */
+    int64_t images, groups, channels, features; /* the latter two of one group */
+    int64_t in[3], out[3], kernel[3], stride[3], dilation[3], begin[3];
+    int64_t x_image, x_step[3];
+    int64_t y_image, y_position, y_feature;
+    int64_t joined; /* a kernel row, all its channels, is contiguous in x: one chunk; else each tap is one */
+    int64_t straight; /* one chunk, one image, one axis and no edges: windows at equal distances */
+    int64_t row_parts, panel_parts, tasks;
+    int64_t block; /* positions that are multiplied with all panels before the next ones */
+    struct epilogue e;
+};
+
+/* What fills the table of pointers for a block of positions. */
+struct windows {
+    const struct or_conv *a;
+    const float *x;      /* first channel of the group in the first image */
+    const float **table; /* [chunks][pitch] */
+    int64_t pitch, chunks, length;
+    const float *padding; /* `length` floats */
+    float *sums;          /* of a block, where there is one feature */
+    float *edges, *edge;  /* copies of kernel rows that lie partly outside; the next one */
+};
+
+struct position {
+    int64_t image, at[3];
+};
+
+static struct position locate(const struct or_conv *a, int64_t row)
+{
+    struct position p;
+    p.at[WIDTH] = row % a->out[WIDTH];
+    row /= a->out[WIDTH];
+    p.at[HEIGHT] = row % a->out[HEIGHT];
+    row /= a->out[HEIGHT];
+    p.at[DEPTH] = row % a->out[DEPTH];
+    p.image = row / a->out[DEPTH];
+    return p;
+}
+
+INLINE void advance(const struct or_conv *a, struct position *p)
+{
+    if (++p->at[WIDTH] < a->out[WIDTH])
+        return;
+    p->at[WIDTH] = 0;
+    if (++p->at[HEIGHT] < a->out[HEIGHT])
+        return;
+    p->at[HEIGHT] = 0;
+    if (++p->at[DEPTH] < a->out[DEPTH])
+        return;
+    p->at[DEPTH] = 0;
+    p->image++;
+}
+
+/* A copy of the kernel row that begins at `column` of the image row, padding outside. */
+static const float *edge_of(struct windows *w, const float *row, int64_t column)
+{
+    const struct or_conv *a = w->a;
+    int64_t taps = a->kernel[WIDTH], channels = a->channels;
+    float *copy = w->edge;
+    w->edge += w->length;
+    int64_t before = column < 0 ? -column : 0, end = a->in[WIDTH] - column;
+    before = before < taps ? before : taps;
+    end = end < before ? before : end < taps ? end : taps;
+    memcpy(copy, w->padding, (size_t)(before * channels) * 4);
+    if (end > before)
+        memcpy(copy + before * channels, row + (column + before) * a->x_step[WIDTH],
+               (size_t)((end - before) * channels) * 4);
+    memcpy(copy + end * channels, w->padding, (size_t)((taps - end) * channels) * 4);
+    return copy;
+}
+
+/* The pointers of one kernel row of one position: the row of the image, or null where it lies outside. */
+INLINE void set_kernel_row(struct windows *w, const float **entry, const float *row, int64_t column)
+{
+    const struct or_conv *a = w->a;
+    if (a->joined) {
+        int inside = column >= 0 && column + a->kernel[WIDTH] <= a->in[WIDTH];
+        *entry = !row ? w->padding : inside ? row + column * a->x_step[WIDTH] : edge_of(w, row, column);
+        return;
+    }
+    for (int64_t tap = 0; tap < a->kernel[WIDTH]; tap++, entry += w->pitch) {
+        int64_t at = column + tap * a->dilation[WIDTH];
+        *entry = row && at >= 0 && at < a->in[WIDTH] ? row + at * a->x_step[WIDTH] : w->padding;
+    }
+}
+
+/* The pointers of one position, in column r of the table. */
+static void set_window(struct windows *w, const struct position *p, int64_t r)
+{
+    const struct or_conv *a = w->a;
+    int64_t first[3], each = a->joined ? 1 : a->kernel[WIDTH];
+    for (int axis = 0; axis < 3; axis++)
+        first[axis] = p->at[axis] * a->stride[axis] - a->begin[axis];
+    const float **entry = w->table + r, *image = w->x + p->image * a->x_image;
+    for (int64_t i = 0; i < a->kernel[DEPTH]; i++) {
+        int64_t z = first[DEPTH] + i * a->dilation[DEPTH];
+        for (int64_t j = 0; j < a->kernel[HEIGHT]; j++, entry += each * w->pitch) {
+            int64_t y = first[HEIGHT] + j * a->dilation[HEIGHT];
+            int inside = z >= 0 && z < a->in[DEPTH] && y >= 0 && y < a->in[HEIGHT];
+            const float *row = inside ? image + z * a->x_step[DEPTH] + y * a->x_step[HEIGHT] : NULL;
+            set_kernel_row(w, entry, row, first[WIDTH]);
+        }
+    }
+}
+
+static void set_windows(struct windows *w, int64_t first, int64_t rows)
+{
+    const struct or_conv *a = w->a;
+    if (a->straight) {
+        for (int64_t r = 0; r < rows; r++)
+            w->table[r] = w->x + (first + r) * a->stride[WIDTH] * a->x_step[WIDTH];
+    } else {
+        struct position p = locate(a, first);
+        w->edge = w->edges;
+        for (int64_t r = 0; r < rows; r++) {
+            set_window(w, &p, r);
+            advance(a, &p);
+        }
+    }
+    for (int64_t c = 0; c < w->chunks; c++) /* tiles read whole; what they make of these rows is not stored */
+        for (int64_t r = rows; r < rows + MOST_ROWS; r++)
+            w->table[c * w->pitch + r] = w->table[c * w->pitch + rows - 1];
+}
+
+/* Cuts a thread's scratch into table, padding, sums and edges. */
+static struct windows begin_windows(const struct or_conv *a, int64_t group, float *scratch)
+{
+    struct windows w = {.a = a, .x = a->x + group * a->channels, .pitch = a->block + MOST_ROWS};
+    int64_t taps = a->joined ? a->kernel[WIDTH] : 1;
+    w.length = taps * a->channels;
+    w.chunks = a->kernel[DEPTH] * a->kernel[HEIGHT] * (a->joined ? 1 : a->kernel[WIDTH]);
+    w.table = (const float **)scratch;
+    float *padding = scratch + 2 * w.chunks * w.pitch;
+    for (int64_t i = 0; i < w.length; i++)
+        padding[i] = a->pad ? a->pad[group * a->channels + i % a->channels] : 0;
+    w.padding = padding;
+    w.sums = padding + (w.length + 7) / 8 * 8;
+    w.edges = w.sums + w.pitch;
+    return w;
+}
+
+/* Positions first .. last, all in one image if y is not dense over images, times some panels of one group. */
+static void convolve(const struct or_conv *a, struct windows *w, int64_t group, int64_t first, int64_t last,
+                     int64_t first_column, int64_t last_column)
+{
+    int64_t positions = a->out[DEPTH] * a->out[HEIGHT] * a->out[WIDTH], depth = w->chunks * w->length;
+    int64_t image = first / positions, origin = group * a->features;
+    struct epilogue e = a->e;
+    if (e.residual)
+        e.residual += image * (a->y_image - positions * a->y_position);
+    const float *weights = a->w + group * depth * ((a->features + 7) / 8 * 8);
+    struct block b = {.table = w->table, .pitch = w->pitch, .chunks = w->chunks, .length = w->length, .e = &e};
+    for (int64_t row = first; row < last; row += a->block) {
+        b.rows = last - row < a->block ? last - row : a->block;
+        b.row = row;
+        b.to = (struct place){a->y + image * a->y_image + (row - image * positions) * a->y_position, a->y_position,
+                              a->y_feature};
+        set_windows(w, row, b.rows);
+        if (a->features == 1 && a->groups == 1) {
+            multiply_column(&b, a->w, w->sums);
+            continue;
+        }
+        for (int64_t column = first_column; column < last_column;) {
+            int64_t left = a->features - column, width = panel_width(left);
+            multiply_panel(&b, weights + column * depth, width, width, left < width ? left : width, origin + column);
+            column += width;
+        }
+    }
+}
+
+KERNEL(or_conv)
+{
+    ARGS(or_conv);
+    int64_t positions = a->out[DEPTH] * a->out[HEIGHT] * a->out[WIDTH], rows = a->images * positions;
+    int dense = a->y_image == positions * a->y_position;
+    int64_t begin, end, low, high;
+    share(a->groups * a->row_parts * a->panel_parts, task, a->tasks, &begin, &end);
+    for (int64_t part = begin; part < end; part++) {
+        int64_t across = part % a->panel_parts, down = part / a->panel_parts % a->row_parts;
+        int64_t group = part / a->panel_parts / a->row_parts;
+        struct windows w = begin_windows(a, group, a->scratch + thread * a->scratch_each);
+        share(panel_count(a->features), across, a->panel_parts, &low, &high);
+        int64_t first_column = panel_start(a->features, low), last_column = panel_start(a->features, high);
+        share((rows + 23) / 24, down, a->row_parts, &low, &high);
+        int64_t last = 24 * high < rows ? 24 * high : rows;
+        for (int64_t row = 24 * low, next; row < last; row = next) {
+            next = dense ? last : (row / positions + 1) * positions;
+            next = next < last ? next : last;
+            convolve(a, &w, group, row, next, first_column, last_column);
+        }
+    }
+}

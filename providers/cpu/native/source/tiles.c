@@ -1,0 +1,181 @@
+/* Tiles of rows x columns whose sums stay in registers. Every sum runs over k in order, one fused multiply-add each
+ * (where the machine has it), whatever the tile: the bits of a result depend on nothing else. Error bound: k rounding
+ * errors of the partial sums, as for any such sum, and those of the epilogue. */
+#include "tiles.h"
+
+#define UNROLL _Pragma("GCC unroll 8")
+#define MOST_SUMS 12 /* vectors of a tile: all but four of the 16 registers of AVX2 */
+
+INLINE v8 load_first8(const float *p, int64_t n)
+{
+#ifdef __AVX2__
+    __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return (v8)_mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lanes));
+#else
+    return load8n(p, n);
+#endif
+}
+
+INLINE void store_first8(float *p, v8 x, int64_t n)
+{
+#ifdef __AVX2__
+    __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lanes), (__m256)x);
+#else
+    store8n(p, x, n);
+#endif
+}
+
+/* sums[M][V] of the rows at table[..][0..M) and the panel. */
+INLINE void add_products(const int M, const int V, const struct block *b, const float *const *table,
+                         const float *panel, int64_t step, v8 *sums)
+{
+    UNROLL for (int m = 0; m < M; m++)
+        UNROLL for (int v = 0; v < V; v++)
+            sums[m * V + v] = all8(0);
+    for (int64_t chunk = 0; chunk < b->chunks; chunk++, table += b->pitch) {
+        const float *x[MOST_ROWS];
+        UNROLL for (int m = 0; m < M; m++)
+            x[m] = table[m];
+        for (int64_t k = 0; k < b->length; k++, panel += step) {
+            v8 w[3];
+            UNROLL for (int v = 0; v < V; v++)
+                w[v] = load8(panel + 8 * v);
+            UNROLL for (int m = 0; m < M; m++) {
+                v8 one = all8(x[m][k]);
+                UNROLL for (int v = 0; v < V; v++)
+                    sums[m * V + v] += one * w[v];
+            }
+        }
+    }
+}
+
+/* True when the epilogue is no more than a bias, a residual before it and bounds, on contiguous columns: it is done on
+ * the registers then. */
+INLINE int is_simple(const struct block *b)
+{
+    const struct epilogue *e = b->e;
+    return e->activation <= CLIP && !e->scale && !e->shift && e->factor == 1 && b->to.column == 1
+        && (!e->residual || (!e->after && e->residual_column == 1));
+}
+
+INLINE void store_simple(const int M, const int V, const struct block *b, const v8 *sums, int64_t row, int64_t rows,
+                         int64_t columns, int64_t column)
+{
+    const struct epilogue *e = b->e;
+    const float none = __builtin_inff();
+    v8 low = all8(e->activation == PLAIN ? -none : e->activation == RELU ? 0 : (float)e->alpha);
+    v8 high = all8(e->activation == CLIP ? (float)e->beta : none);
+    UNROLL for (int v = 0; v < V; v++) {
+        int64_t n = columns - 8 * v;
+        v8 bias = e->bias && n > 0 ? load8(e->bias + column + 8 * v) : all8(0);
+        UNROLL for (int m = 0; m < M; m++) {
+            if (m >= rows || n <= 0)
+                continue;
+            float *y = b->to.y + (row + m) * b->to.row + column + 8 * v;
+            v8 x = sums[m * V + v];
+            if (e->bias)
+                x = x + bias;
+            if (e->residual)
+                x = x + load_first8(e->residual + (b->row + row + m) * e->residual_row + column + 8 * v, n);
+            x = min8(high, max8(low, x));
+            if (n >= 8)
+                store8(y, x);
+            else
+                store_first8(y, x, n);
+        }
+    }
+}
+
+/* Rows row .. row + rows of the block, at most M, times one panel of 8 V columns. */
+INLINE void multiply_tile(const int M, const int V, const struct block *b, int64_t row, int64_t rows,
+                          const float *panel, int64_t step, int64_t columns, int64_t column)
+{
+    v8 sums[MOST_SUMS];
+    add_products(M, V, b, b->table + row, panel, step, sums);
+    if (is_simple(b)) {
+        store_simple(M, V, b, sums, row, rows, columns, column);
+        return;
+    }
+    float tile[MOST_SUMS * 8];
+    UNROLL for (int m = 0; m < M; m++)
+        UNROLL for (int v = 0; v < V; v++)
+            store8(tile + 8 * (m * V + v), sums[m * V + v]);
+    struct place to = {b->to.y + row * b->to.row, b->to.row, b->to.column};
+    finish_tile(b->e, tile, 8 * V, rows, columns, b->row + row, column, to);
+}
+
+#define TILE(M, V) \
+    static __attribute__((noinline)) void tile_##M##x##V(const struct block *b, int64_t row, int64_t rows, \
+                                                         const float *panel, int64_t step, int64_t columns, \
+                                                         int64_t column) \
+    { \
+        multiply_tile(M, V, b, row, rows, panel, step, columns, column); \
+    }
+
+TILE(4, 3) TILE(2, 3) TILE(1, 3)
+TILE(6, 2) TILE(3, 2) TILE(1, 2)
+TILE(8, 1) TILE(4, 1) TILE(1, 1)
+
+typedef void (*tile)(const struct block *, int64_t, int64_t, const float *, int64_t, int64_t, int64_t);
+
+/* By vectors of a panel: the tiles from the highest on, and their rows. */
+static const struct { tile run; int64_t rows; } tiles[3][3] = {
+    {{tile_8x1, 8}, {tile_4x1, 4}, {tile_1x1, 1}},
+    {{tile_6x2, 6}, {tile_3x2, 3}, {tile_1x2, 1}},
+    {{tile_4x3, 4}, {tile_2x3, 2}, {tile_1x3, 1}},
+};
+
+void multiply_panel(const struct block *b, const float *panel, int64_t step, int64_t width, int64_t columns,
+                    int64_t column)
+{
+    for (int64_t row = 0; row < b->rows;) {
+        int64_t left = b->rows - row, size = 0; /* the lowest tile that holds what is left */
+        while (size < 2 && left <= tiles[width / 8 - 1][size + 1].rows)
+            size++;
+        int64_t rows = tiles[width / 8 - 1][size].rows;
+        tiles[width / 8 - 1][size].run(b, row, left < rows ? left : rows, panel, step, columns, column);
+        row += rows;
+    }
+}
+
+/* Eight rows times one column: eight sums of eight lanes, added at the end. */
+static void add_column(const struct block *b, const float *const *table, const float *weights, float *sums)
+{
+    v8 sum[8];
+    UNROLL for (int m = 0; m < 8; m++)
+        sum[m] = all8(0);
+    int64_t whole = b->length / 8 * 8, rest = b->length - whole;
+    for (int64_t chunk = 0; chunk < b->chunks; chunk++, table += b->pitch) {
+        for (int64_t k = 0; k < whole; k += 8, weights += 8) {
+            v8 w = load8(weights);
+            UNROLL for (int m = 0; m < 8; m++)
+                sum[m] += load8(table[m] + k) * w;
+        }
+        if (!rest)
+            continue;
+        v8 w = load8(weights);
+        weights += 8;
+        UNROLL for (int m = 0; m < 8; m++)
+            sum[m] += load_first8(table[m] + whole, rest) * w;
+    }
+    for (int m = 0; m < 8; m++)
+        sums[m] = sum8(sum[m]);
+}
+
+void multiply_column(const struct block *b, const float *weights, float *sums)
+{
+    for (int64_t row = 0; row < b->rows; row += 8)
+        add_column(b, b->table + row, weights, sums + row);
+    struct epilogue e = *b->e; /* of eight rows of y as eight columns */
+    int64_t whole = b->rows / 8, rest = b->rows - 8 * whole;
+    if (e.residual)
+        e.residual += b->row * e.residual_row;
+    e.residual_column = e.residual_row;
+    e.residual_row *= 8;
+    struct place to = {b->to.y, 8 * b->to.row, b->to.row};
+    finish_tile(&e, sums, 8, whole, 8, 0, 0, to);
+    to.y += 8 * whole * b->to.row;
+    if (rest)
+        finish_tile(&e, sums + 8 * whole, 8, 1, rest, whole, 0, to);
+}
