@@ -265,7 +265,8 @@ static void by_ring(const struct or_depthwise *a, const struct part *p, float *r
         const int64_t top = i * a->row_stride - a->row_begin, first = counting(a, &t, top);
         t.w = weights(a, p->c0, first);
         aim(a, p, &t, i, p->j0, p->c0);
-        next = next > top + first * D ? next : top + first * D;
+        const int64_t lowest = top < 0 && !a->pad ? 0 : top; /* that this or a later row of y may need */
+        next = next > lowest ? next : lowest;
         for (; t.rows && next <= top + (first + t.rows - 1) * D; next++)
             copy_row(a, ring + slot(a, next), x, next, left, a->width, p->c0, t.lanes);
         for (int64_t j = p->j0; j < p->j1; j += t.outputs) {
