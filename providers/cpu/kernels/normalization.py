@@ -10,6 +10,7 @@ import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.precision import cast, finish, target, wide, widened
+from outrider.providers.cpu.team import parts
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
 
@@ -356,6 +357,9 @@ def mean_variance_normalization(b: Bind, axes: tuple[int, ...]) -> None:
     finish(b, y, total)
 
 
+_SOFTMAX_TIME = 5.0  # nanoseconds per element in float32
+
+
 @dataclass(frozen=True)
 class Along:
     """The axis of a softmax; `flat`: before opset 13 the trailing axes from it on are one."""
@@ -413,7 +417,13 @@ def _bind_softmax(b: Bind, p: Along, work: Callable[..., None]) -> None:
     total = target(b, y)
     x, place, row, axis = _rows(b, p, cast(b, x, total.dtype), total)
     extra = [b.scratch(x.shape, total.dtype)] if work is _log_softmax else []
-    b.step(work, x, place, row, axis, *extra)
+    others = [other for other in range(x.ndim) if other != axis]
+    longest = max(others, key=lambda other: x.shape[other], default=axis)
+    shares = min(b.shares(x.size * _SOFTMAX_TIME), x.shape[longest]) if others else 1
+    own = [(slice(None),) * longest + (part,) for part in parts(x.shape[longest], shares)]
+    b.at_once(
+        lambda share: work(*share), [(x[at], place[at], row[at], axis, *(one[at] for one in extra)) for at in own]
+    )
     finish(b, y, total)
 
 
