@@ -105,7 +105,6 @@ def test_what_a_library_is_made_of_names_it(folder: Path, monkeypatch: pytest.Mo
     sources.mkdir()
     (sources / "one.c").touch()
     monkeypatch.setattr(build, "SOURCE", sources)
-    monkeypatch.setattr(build.sources, "__defaults__", (sources,))
     paths.add(build.cached()[0])
     assert len(paths) == 5
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import outrider
-from tests.networks import QUANTISED, Feeds, gpt, no_past, quantised, resnet18, vit
+from tests.networks import QUANTISED, Feeds, gpt, no_past, quantised, quantised_anew, resnet18, vit
 from tests.oracle import assert_agree, run_ort
 
 Make = Callable[[np.random.Generator], Feeds]
@@ -74,6 +74,18 @@ def test_it_agrees_with_onnxruntime(fleet: outrider.Fleet, name: str, form: str,
                 inputs = make(np.random.default_rng(seed))
                 got = dict(zip(names, session.run(None, inputs), strict=True))
                 assert_agree(got, run_ort(model, inputs), TOLERANCES[form])
+
+
+@pytest.mark.parametrize("form", ["dynamic", "qdq"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_between_its_quantising_nodes_it_agrees_closely(fleet: outrider.Fleet, name: str, form: str) -> None:
+    made = onnx.load_from_string(network(name, form, 0))
+    for make in NETWORKS[name][1]:
+        model, inputs = quantised_anew(made, make(np.random.default_rng(1)))
+        with outrider.InferenceSession(model, options=outrider.SessionOptions(fleet=fleet)) as session:
+            names = [output.name for output in session.get_outputs()]
+            got = dict(zip(names, session.run(None, inputs), strict=True))
+        assert_agree(got, run_ort(model, inputs), 1e-5)
 
 
 @pytest.mark.parametrize("form", QUANTISED)

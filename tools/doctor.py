@@ -176,10 +176,11 @@ def _start(name: str) -> dict[str, Any]:
     try:
         with Fleet([name]) as fleet:
             seconds = time.perf_counter() - start
-            told = {"name": name, "ok": True, "detail": f"starts in {milliseconds(seconds)}", "seconds": seconds}
+            detail = f"starts in {milliseconds(seconds)}"
+            told: dict[str, Any] = {"name": name, "ok": True, "detail": detail, "seconds": seconds}
             if name == "cpu":
                 told["compiled"] = _compiled(fleet)
-                told["detail"] += f"; {_kernels(told['compiled'])}"
+                told["detail"] = f"{detail}; {_kernels(told['compiled'])}"
             return told
     except OutriderError as error:
         return {"name": name, "ok": False, "detail": f"does not start: {error}"}

@@ -16,9 +16,11 @@ from outrider.providers.cpu.fusion.chains import fuse_chains
 from outrider.providers.cpu.fusion.cleaning import clean, fold_constants
 from outrider.providers.cpu.fusion.draft import Draft
 from outrider.providers.cpu.fusion.epilogues import fuse_products
+from outrider.providers.cpu.fusion.forward import fuse_forward
 from outrider.providers.cpu.fusion.normalization import fuse_batch_normalizations, fuse_normalizations
-from outrider.providers.cpu.fusion.products import fuse_lookups, fuse_operands
+from outrider.providers.cpu.fusion.products import fuse_lookups, fuse_operands, fuse_tables
 from outrider.providers.cpu.fusion.softmax import fuse_softmaxes
+from outrider.providers.cpu.fusion.views import sink_views
 
 Pass = Callable[[Draft], None]
 
@@ -28,10 +30,13 @@ PASSES: tuple[Pass, ...] = (
     clean,
     fuse_lookups,
     fuse_activations,
+    fuse_tables,
     fuse_normalizations,
     fuse_operands,
     fuse_softmaxes,
+    sink_views,
     fuse_products,
+    fuse_forward,
     fuse_batch_normalizations,
     fuse_chains,
 )

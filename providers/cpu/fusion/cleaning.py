@@ -37,6 +37,8 @@ def _clean(draft: Draft, op: Op) -> None:
         _transposes(draft, op)
     elif kind == "Reshape":
         _reshapes(draft, op)
+    elif kind == "Concat":
+        _concats(draft, op)
     elif _hands_on(draft, op):
         draft.bypass("identity", op, op.inputs[0])
 
@@ -102,3 +104,16 @@ def _reshapes(draft: Draft, op: Op) -> None:
     if before is None or target is None or 0 in target:
         return  # 0 copies a dim of the input
     draft.replace("reshapes", [op, before], "Reshape", (before.inputs[0], op.inputs[1]), op.step.attributes, domain="")
+
+
+def _concats(draft: Draft, op: Op) -> None:
+    inputs, ops = list[int](), [op]
+    for number in op.inputs:
+        before = draft.inner(number, "Concat")
+        if before is not None and before.step.attributes["axis"] == op.step.attributes["axis"]:
+            inputs += before.inputs
+            ops.append(before)
+        else:
+            inputs.append(number)
+    if len(ops) > 1:
+        draft.replace("concats", ops, "Concat", inputs, {"axis": op.step.attributes["axis"]}, domain="")

@@ -5,7 +5,10 @@ from outrider.providers.cpu.kernels import attention as attention
 from outrider.providers.cpu.kernels import binary as binary
 from outrider.providers.cpu.kernels import casting as casting
 from outrider.providers.cpu.kernels import chain as chain
+from outrider.providers.cpu.kernels import columns as columns
+from outrider.providers.cpu.kernels import contributed as contributed
 from outrider.providers.cpu.kernels import convolution as convolution
+from outrider.providers.cpu.kernels import detection as detection
 from outrider.providers.cpu.kernels import elementwise as elementwise
 from outrider.providers.cpu.kernels import indexing as indexing
 from outrider.providers.cpu.kernels import lookup as lookup
@@ -21,8 +24,11 @@ from outrider.providers.cpu.kernels import random as random
 from outrider.providers.cpu.kernels import recurrent as recurrent
 from outrider.providers.cpu.kernels import reductions as reductions
 from outrider.providers.cpu.kernels import resize as resize
+from outrider.providers.cpu.kernels import sampling as sampling
+from outrider.providers.cpu.kernels import scaled_dot_product as scaled_dot_product
 from outrider.providers.cpu.kernels import shapes as shapes
 from outrider.providers.cpu.kernels import signal as signal
+from outrider.providers.cpu.kernels import softmax as softmax
 from outrider.providers.cpu.kernels import strings as strings
 from outrider.providers.cpu.kernels import transposed as transposed
 from outrider.providers.cpu.kernels import views as views

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.integers import BYTES
 from outrider.providers.cpu.kernels.matmul import multiply
 from outrider.providers.cpu.kernels.quantized import integer_product
 from outrider.providers.wire.graph import Node
-
-_BYTES = {"int8", "uint8"}
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,13 @@ def attention(b: Bind, p: Heads) -> None:
     attend(b, p, projected, 3, 4, 5)
 
 
-@kernel("QAttention", domain="com.microsoft", dtypes={0: _BYTES, 1: _BYTES, 2: {"float32"}}, parse=_parse)
+@kernel(
+    "QAttention",
+    domain="com.microsoft",
+    dtypes={0: BYTES, 1: BYTES, 2: {"float32"}},
+    parse=_parse,
+    compiled="quantized",
+)
 def q_attention(b: Bind, p: Heads) -> None:
     """com.microsoft QAttention-1: input, weights, bias, their scales, mask_index, their zero points, past."""
     x, w = _input(b), b.array(1)

@@ -7,6 +7,7 @@ below the number of inputs, else the result of instruction k - inputs. The last 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,10 +28,11 @@ INSTRUCTIONS: dict[str, tuple[int, float]] = {
     "GeluTanh": (1, 0.6), "Elu": (2, 0.8), "Softsign": (1, 0.2), "Mish": (1, 2.3), "ThresholdedRelu": (2, 0.2),
     "Sign": (1, 0.2), "Less": (2, 0.2), "LessOrEqual": (2, 0.2), "Greater": (2, 0.2), "GreaterOrEqual": (2, 0.2),
     "Equal": (2, 0.2), "Where": (3, 0.2), "Swish": (2, 0.7), "Selu": (3, 0.8), "Celu": (2, 0.9), "Copy": (1, 0.15),
+    "MulAdd": (3, 0.2),
 }  # fmt: skip
 _NUMBERS = {name: number for number, name in enumerate(INSTRUCTIONS)}
 MOST_INPUTS, _AXES, _BLOCK = 16, 8, 1024  # INPUTS, AXES, BLOCK in C
-_DENSE, _PATTERN, _GATHERED = range(3)
+_DENSE, _PATTERN, _EVEN, _GATHERED = range(4)
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ def walk(y: np.ndarray, inputs: Sequence[np.ndarray]) -> Walk:
 def _kind(x: Sequence[int], dense: Sequence[int], rows: int) -> int:
     if tuple(x) == tuple(dense):
         return _DENSE
-    outer = x[:-1] if rows else x
-    return _GATHERED if any(outer) else _PATTERN
+    if not any(x[:-1] if rows else x):
+        return _PATTERN
+    return _EVEN if not rows and x[-1] == 0 else _GATHERED
 
 
 def _assigned(program: Program, inputs: int, blocks: int) -> tuple[list[int], int]:
@@ -92,6 +95,27 @@ def _assigned(program: Program, inputs: int, blocks: int) -> tuple[list[int], in
         if i < len(program) - 1 and inputs + i not in last:
             raise ValueError(f"nothing reads instruction {i} of {list(program)}")
     return results, blocks
+
+
+def _combined(program: Program, inputs: int) -> Program:
+    """The program with a product that only a sum reads and that sum as one instruction."""
+    readers = Counter(int(k) for _, *operands in program for k in operands)
+    taken: set[int] = set()  # products that are part of a sum
+    made: list[tuple[str | int, ...]] = []
+    for name, *operands in program:
+        numbers = [int(k) for k in operands]
+        product = next(
+            (k for k in numbers if k >= inputs and program[k - inputs][0] == "Mul" and readers[k] == 1), None
+        )
+        if name == "Add" and product is not None:
+            taken.add(product)
+            other = numbers[1] if numbers[0] == product else numbers[0]
+            made.append(("MulAdd", *program[product - inputs][1:], other))
+        else:
+            made.append((name, *numbers))
+    kept = [i for i in range(len(program)) if inputs + i not in taken]
+    renamed = {inputs + old: inputs + new for new, old in enumerate(kept)}
+    return [(made[i][0], *(renamed.get(int(k), int(k)) for k in made[i][1:])) for i in kept]
 
 
 def _plan(program: Program, where: Walk) -> tuple[np.ndarray, int, int]:
@@ -147,6 +171,7 @@ def blockwise(b: Bind, library: Library, program: Program, inputs: Sequence[np.n
 def into(b: Bind, library: Library, program: Program, inputs: Sequence[np.ndarray], y: np.ndarray) -> None:
     """Record program(inputs) -> y, whose memory is dense and may be that of an input that lies like it."""
     order = order_of(y)
+    program = _combined(program, len(inputs))
     aligned = [b.contiguous(x, order) if x.shape == y.shape else x for x in inputs]
     plan, blocks, count = _plan(program, walk(y, aligned))
     scratch = b.scratch((library.threads, blocks, _BLOCK), np.float32) if blocks else None

@@ -122,6 +122,10 @@ def _where(condition: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray)
     np.copyto(out, np.where(condition != 0, x, y))
 
 
+def _mul_add(a: np.ndarray, b: np.ndarray, c: np.ndarray, y: np.ndarray) -> None:
+    np.copyto(y, a * b + c)
+
+
 def _copy(x: np.ndarray, y: np.ndarray) -> None:
     np.copyto(y, x)
 
@@ -159,5 +163,5 @@ _RECORDERS: dict[str, Recorder] = {
     "ThresholdedRelu": _step(_thresholded_relu), "Sign": _step(np.sign), "Less": _step(np.less),
     "LessOrEqual": _step(np.less_equal), "Greater": _step(np.greater), "GreaterOrEqual": _step(np.greater_equal),
     "Equal": _step(np.equal), "Where": _step(_where), "Swish": _swish, "Selu": _step(_selu), "Celu": _step(_celu),
-    "Copy": _step(_copy),
+    "Copy": _step(_copy), "MulAdd": _step(_mul_add),
 }  # fmt: skip

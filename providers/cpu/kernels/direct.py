@@ -44,6 +44,12 @@ class _Layout:
     begin: Axes
     steps: Axes
 
+    @property
+    def inside(self) -> bool:
+        """True when no window leaves the image."""
+        sizes = zip(self.out, self.strides, self.kernel, self.dilations, self.size, strict=True)
+        return not any(self.begin) and all((o - 1) * s + (k - 1) * d < size for o, s, k, d, size in sizes)
+
 
 def _layout(x: np.ndarray, g: Geometry, join_images: bool) -> _Layout:
     """Axes of length 1 without a kernel are outermost; windows of one position over dense memory have one axis."""
@@ -84,7 +90,8 @@ def convolve_directly(
     """
     order = channels_last(x.ndim)
     channels, features = w.shape[1], w.shape[0] // group
-    if channels * group > 1 and x.strides[1] != 4:
+    # One feature is summed in eight lanes of each chunk: chunks must not depend on strides.
+    if (channels * group > 1 and x.strides[1] != 4) or w.shape[0] == 1:
         x = b.contiguous(x, order)
     last = y.transpose(order).flags.c_contiguous
     at = _layout(x, g, last)
@@ -99,9 +106,7 @@ def convolve_directly(
     rows = y.shape[0] * positions
     block = block_rows(depth, rows)
     pitch, chunks = block + 8, depth // length
-    reach = (at.out[2] - 1) * at.strides[2] + (at.kernel[2] - 1) * at.dilations[2] + 1
-    straight = chunks * at.images * math.prod(at.out[:2]) == 1 and not any(at.begin) and reach <= at.size[2]
-    edges = 0 if straight else block * depth
+    edges = 0 if at.inside else block * depth
     each = 2 * chunks * pitch + -(-length // 8) * 8 + pitch + edges
     nanoseconds = 2.0 * rows * depth * features * group / FLOPS
     many = library.tasks(1 << 16, nanoseconds, 4)
@@ -115,7 +120,7 @@ def convolve_directly(
             at.images, group, channels, features,
             *at.size, *at.out, *at.kernel, *at.strides, *at.dilations, *at.begin, at.image, *at.steps,
             *(y_steps if at.images == y.shape[0] else (rows * w.shape[0], *y_steps[1:])),
-            joined, straight, row_parts, panel_parts, tasks, block,
+            joined, row_parts, panel_parts, tasks, block,
             *epilogue_words(b, p, operands(b, p, w.shape[0]), y, y_steps[1], y_steps[2], order if last else None),
         )
     )  # fmt: skip

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from outrider.providers.cpu.kernels.blockwise import into, takes
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.precision import cast, finish, target, wide, widened
-from outrider.providers.cpu.team import parts
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
 
@@ -60,7 +61,7 @@ def _blend(old: np.ndarray, new: np.ndarray, momentum: float, out: np.ndarray) -
     np.copyto(out, old * momentum + new * (1 - momentum), "unsafe")
 
 
-@kernel("BatchNormalization", since=7, dtypes={0: FLOATS}, parse=_parse_batch)
+@kernel("BatchNormalization", since=7, dtypes={0: FLOATS}, parse=_parse_batch, compiled="norm")
 def batch_normalization(b: Bind, p: Batch) -> None:
     """ONNX BatchNormalization-15: a multiply and an add per element; in training mode with the batch's statistics."""
     x = b.array(0)
@@ -74,6 +75,7 @@ def batch_normalization(b: Bind, p: Batch) -> None:
     x = cast(b, x, dtype)
     affine = b.scratch((2, channels), dtype)
     if p.training:
+        x = b.contiguous(x)  # strides must not show in the last bits of sums
         mean, var = b.scratch(shape, dtype), b.scratch(shape, dtype)
         axes = tuple(axis for axis in range(x.ndim) if axis != 1)
         kept = (1,) * min(1, x.ndim - 1) + shape
@@ -96,8 +98,12 @@ def batch_normalization(b: Bind, p: Batch) -> None:
         affine = b.packed(f"affine {dtype.name} {p.epsilon} {names}", 1, make)
     else:
         b.step(_affine, *(cast(b, b.array(i), dtype) for i in range(1, 5)), p.epsilon, affine)
-    b.step(np.multiply, x, affine[0].reshape(shape), total)
-    b.step(np.add, total, affine[1].reshape(shape), total)
+    factor, shift, library = affine[0].reshape(shape), affine[1].reshape(shape), b.compiled("norm")
+    if library is not None and takes(x.shape, [x, factor, shift]):
+        into(b, library, [("Mul", 0, 1), ("Add", 3, 2)], [x, factor, shift], total)
+    else:
+        b.step(np.multiply, x, factor, total)
+        b.step(np.add, total, shift, total)
     finish(b, y, total)
 
 
@@ -115,14 +121,21 @@ def _standardize(
     np.multiply(y, scale, y)
 
 
-def _standardized(b: Bind, x: np.ndarray, y: np.ndarray, eps: float) -> tuple[np.ndarray, np.ndarray]:
-    """Record the standardizing of x [rows, n] into y (same dtype); returns the scratch of mean and scale, [rows, 1]."""
+def _standardized(
+    b: Bind,
+    x: np.ndarray,
+    y: np.ndarray,
+    eps: float,
+    mean: np.ndarray | None = None,
+    inverse: np.ndarray | None = None,
+) -> None:
+    """Record the standardizing of x [rows, n] into y (same dtype); `mean` and `inverse` [rows, 1] where wanted."""
     x = b.contiguous(x)  # strides must not show in the last bits of sums
-    mean, scale = b.scratch((x.shape[0], 1), y.dtype), b.scratch((x.shape[0], 1), y.dtype)
+    mean = b.scratch((x.shape[0], 1), y.dtype) if mean is None else mean
+    inverse = b.scratch((x.shape[0], 1), y.dtype) if inverse is None else inverse
     ones = np.full((x.shape[1], 1), 1 / max(1, x.shape[1]), y.dtype)
     if y.size:
-        b.step(_standardize, x, y, mean, scale, ones, eps)
-    return mean, scale
+        b.step(_standardize, x, y, mean, inverse, ones, eps)
 
 
 @dataclass(frozen=True)
@@ -141,48 +154,122 @@ def _parse_layer(node: Node) -> Layer:
     return Layer(int(node.attributes.get("axis", -1)), float(node.attributes.get("epsilon", 1e-5)), stash)
 
 
-@kernel("LayerNormalization", dtypes={0: FLOATS}, parse=_parse_layer)
+@dataclass(frozen=True)
+class Extra:
+    """What a normalization of rows has beside x, scale and bias: what is added to x, and more results, where wanted.
+
+    `skip` [a divisor of rows, n], `skip_bias` [n], `total` [rows, n]: the sum that is normalized; `mean` and `inverse`
+    (of the deviation) [rows, 1]. `simple`: no mean is subtracted, the root mean square takes the deviation's place.
+    """
+
+    skip: np.ndarray | None = None
+    skip_bias: np.ndarray | None = None
+    total: np.ndarray | None = None
+    mean: np.ndarray | None = None
+    inverse: np.ndarray | None = None
+    simple: bool = False
+
+
+def normalize_rows(
+    b: Bind,
+    x: np.ndarray,
+    y: np.ndarray,
+    scale: np.ndarray | None,
+    bias: np.ndarray | None,
+    epsilon: float,
+    extra: Extra = Extra(),
+) -> None:
+    """Record (x - mean) / deviation * scale + bias -> y for each row of x [rows, n]; scale and bias are [n].
+
+    All have y's dtype. y is C-contiguous and may be x.
+    """
+    if not y.size:
+        return
+    rows, n = x.shape
+    x = b.contiguous(x)  # strides must not show in the last bits of sums
+    skip = None if extra.skip is None else b.contiguous(extra.skip)
+    library = b.compiled("norm")
+    if library is not None and y.dtype == np.float32:
+        gain, shift, skip_bias = (None if a is None else b.contiguous(a) for a in (scale, bias, extra.skip_bias))
+        tasks = library.tasks(rows, 0.4 * y.size, 4)
+        b.step(library.call(
+            "or_layer_norm", tasks, y, x, skip, skip_bias, extra.total, gain, shift, extra.mean, extra.inverse,
+            rows, n, rows if skip is None else len(skip), float(epsilon), extra.simple, tasks,
+        ))  # fmt: skip
+        return
+    if skip is not None:
+        total = y if extra.total is None else extra.total
+        turns = (rows // len(skip), *skip.shape)
+        b.step(np.add, x.reshape(turns), skip, total.reshape(turns))  # C-contiguous: views
+        if extra.skip_bias is not None:
+            b.step(np.add, total, extra.skip_bias, total)
+        x = total
+    if extra.simple:
+        inverse = b.scratch((rows, 1), y.dtype) if extra.inverse is None else extra.inverse
+        b.step(_root_mean_square, x, y, inverse, epsilon)
+    else:
+        _standardized(b, x, y, epsilon, extra.mean, extra.inverse)
+    if scale is not None:
+        b.step(np.multiply, y, scale, y)
+    if bias is not None:
+        b.step(np.add, y, bias, y)
+
+
+def _bind_rows(b: Bind, p: Layer, y: np.ndarray, dtype: np.dtype[Any], simple: bool, statistics: Sequence[int]) -> None:
+    """Layer and root-mean-square normalization. `statistics`: positions of the outputs mean and 1 / deviation."""
+    x = b.array(0)
+    axis = p.axis % x.ndim
+    total = target(b, y, dtype)
+    rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+    flat, place = b.reshaped(cast(b, x, dtype), (rows, n)), total.reshape(rows, n)
+    scale, bias = cast(b, widened(b, 1), dtype), cast(b, widened(b, 2), dtype) if b.has(2) else None
+    wanted = [b.scratch((rows, 1), dtype) if i > 0 and b.wanted(i) else None for i in statistics]
+    extra = Extra(mean=wanted[0], inverse=wanted[1], simple=simple)
+    if scale.size == n and (bias is None or bias.size == n):
+        flat_bias = None if bias is None else b.reshaped(bias, (n,))
+        normalize_rows(b, flat, place, b.reshaped(scale, (n,)), flat_bias, p.epsilon, extra)
+    else:
+        normalize_rows(b, flat, place, None, None, p.epsilon, extra)
+        b.step(np.multiply, total, scale, total)
+        if bias is not None:
+            b.step(np.add, total, bias, total)
+    finish(b, y, total)
+    kept = x.shape[:axis] + (1,) * (x.ndim - axis)
+    for i, value in zip(statistics, wanted, strict=True):
+        if value is not None:
+            b.step(np.copyto, b.out(i, kept, np.float32).reshape(rows, 1), value, "unsafe")
+
+
+@kernel("LayerNormalization", dtypes={0: FLOATS}, parse=_parse_layer, compiled="norm")
 def layer_normalization(b: Bind, p: Layer) -> None:
     """ONNX LayerNormalization-17, with Mean and InvStdDev."""
     x = b.array(0)
-    axis = p.axis % x.ndim
-    y = b.out(0, x.shape, x.dtype)
-    total = target(b, y)
-    rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    flat = b.reshaped(cast(b, x, total.dtype), (rows, n))
-    mean, scale = _standardized(b, flat, total.reshape(rows, n), p.epsilon)
-    b.step(np.multiply, total, widened(b, 1), total)
-    if b.has(2):
-        b.step(np.add, total, widened(b, 2), total)
-    finish(b, y, total)
-    statistics = x.shape[:axis] + (1,) * (x.ndim - axis)
-    for i, value in ((1, mean), (2, scale)):
-        if b.wanted(i):
-            b.step(np.copyto, b.out(i, statistics, np.float32).reshape(rows, 1), value, "unsafe")
+    _bind_rows(b, p, b.out(0, x.shape, x.dtype), wide(x.dtype), False, (1, 2))
 
 
-def _root_mean_square(x: np.ndarray, y: np.ndarray, scale: np.ndarray, eps: float) -> None:
-    np.vecdot(x, x, scale[..., 0])
-    np.divide(scale, x.shape[-1], scale)
-    np.add(scale, eps, scale)
-    np.sqrt(scale, scale)
-    np.divide(x, scale, y)
+def _root_mean_square(x: np.ndarray, y: np.ndarray, inverse: np.ndarray, eps: float) -> None:
+    np.vecdot(x, x, inverse[..., 0])
+    np.divide(inverse, x.shape[-1], inverse)
+    np.add(inverse, eps, inverse)
+    np.sqrt(inverse, inverse)
+    np.reciprocal(inverse, inverse)
+    np.multiply(x, inverse, y)
 
 
-@kernel("RMSNormalization", since=23, dtypes={0: FLOATS}, parse=_parse_layer)
+@kernel("RMSNormalization", since=23, dtypes={0: FLOATS}, parse=_parse_layer, compiled="norm")
 def rms_normalization(b: Bind, p: Layer) -> None:
     """ONNX RMSNormalization-23."""
     x = b.array(0)
-    axis = p.axis % x.ndim
     y = b.out(0, x.shape, b.array(1).dtype)
-    dtype = np.promote_types(wide(x.dtype), wide(y.dtype))
-    total = target(b, y, dtype)
-    rows, n = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
-    flat = b.contiguous(b.reshaped(cast(b, x, dtype), (rows, n)))
-    if total.size:
-        b.step(_root_mean_square, flat, total.reshape(rows, n), b.scratch((rows, 1), dtype), p.epsilon)
-    b.step(np.multiply, total, widened(b, 1), total)
-    finish(b, y, total)
+    _bind_rows(b, p, y, np.promote_types(wide(x.dtype), wide(y.dtype)), True, (0, 0))
+
+
+@kernel("SimplifiedLayerNormalization", dtypes={0: FLOATS}, parse=_parse_layer, compiled="norm")
+def simplified_layer_normalization(b: Bind, p: Layer) -> None:
+    """What onnxruntime writes for RMSNormalization before opset 23, with 1 / root as second output."""
+    x = b.array(0)
+    y = b.out(0, x.shape, b.array(1).dtype)
+    _bind_rows(b, p, y, np.promote_types(wide(x.dtype), wide(y.dtype)), True, (0, 1))
 
 
 def _epsilon(node: Node) -> float:
@@ -195,16 +282,39 @@ def _per_channel(b: Bind, x: np.ndarray, i: int) -> np.ndarray:
     return b.reshaped(values, values.shape + (1,) * (x.ndim - 2))
 
 
-@kernel("InstanceNormalization", since=6, dtypes={0: FLOATS}, parse=_epsilon)
+def _groups_in_one_pass(
+    b: Bind, x: np.ndarray, y: np.ndarray, channels: int, groups: int, per_group: bool, epsilon: float
+) -> bool:
+    """Record the normalization of x [rows, n], rows of so many channels, -> y, where the compiled library takes it."""
+    library = b.compiled("norm")
+    if library is None or y.dtype != np.float32:
+        return False
+    if not y.size:
+        return True
+    rows, n = x.shape
+    scale, bias = b.contiguous(widened(b, 1)), b.contiguous(widened(b, 2))
+    if scale.dtype != np.float32 or bias.dtype != np.float32:
+        return False
+    tasks = library.tasks(rows, 0.4 * y.size, 4)
+    b.step(library.call(
+        "or_group_norm", tasks, y, b.contiguous(x), scale, bias, rows, channels, n // channels, groups, per_group,
+        float(epsilon), tasks,
+    ))  # fmt: skip
+    return True
+
+
+@kernel("InstanceNormalization", since=6, dtypes={0: FLOATS}, parse=_epsilon, compiled="norm")
 def instance_normalization(b: Bind, epsilon: float) -> None:
     """ONNX InstanceNormalization-22."""
     x = b.array(0)
     y = b.out(0, x.shape, x.dtype)
     total = target(b, y)
     rows, n = x.shape[0] * x.shape[1], math.prod(x.shape[2:])
-    _standardized(b, b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n), epsilon)
-    b.step(np.multiply, total, _per_channel(b, x, 1), total)
-    b.step(np.add, total, _per_channel(b, x, 2), total)
+    flat, place = b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n)
+    if not _groups_in_one_pass(b, flat, place, 1, x.shape[1], False, epsilon):
+        _standardized(b, flat, place, epsilon)
+        b.step(np.multiply, total, _per_channel(b, x, 1), total)
+        b.step(np.add, total, _per_channel(b, x, 2), total)
     finish(b, y, total)
 
 
@@ -226,7 +336,7 @@ def _parse_groups(node: Node) -> Groups:
     return Groups(count, _epsilon(node), node.opset < 21)
 
 
-@kernel("GroupNormalization", since=18, dtypes={0: FLOATS}, parse=_parse_groups)
+@kernel("GroupNormalization", since=18, dtypes={0: FLOATS}, parse=_parse_groups, compiled="norm")
 def group_normalization(b: Bind, p: Groups) -> None:
     """ONNX GroupNormalization-21, and 18."""
     x = b.array(0)
@@ -235,12 +345,14 @@ def group_normalization(b: Bind, p: Groups) -> None:
     y = b.out(0, x.shape, x.dtype)
     total = target(b, y)
     rows, n = x.shape[0] * p.count, math.prod(x.shape[1:]) // p.count
-    _standardized(b, b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n), p.epsilon)
-    place = total
-    if p.per_group:
-        place = total.reshape((x.shape[0], p.count, x.shape[1] // p.count) + x.shape[2:])
-    b.step(np.multiply, place, _per_channel(b, place, 1), place)
-    b.step(np.add, place, _per_channel(b, place, 2), place)
+    flat, place = b.reshaped(cast(b, x, total.dtype), (rows, n)), total.reshape(rows, n)
+    if not _groups_in_one_pass(b, flat, place, x.shape[1] // p.count, p.count, p.per_group, p.epsilon):
+        _standardized(b, flat, place, p.epsilon)
+        place = total
+        if p.per_group:
+            place = total.reshape((x.shape[0], p.count, x.shape[1] // p.count) + x.shape[2:])
+        b.step(np.multiply, place, _per_channel(b, place, 1), place)
+        b.step(np.add, place, _per_channel(b, place, 2), place)
     finish(b, y, total)
 
 
@@ -355,91 +467,3 @@ def mean_variance_normalization(b: Bind, axes: tuple[int, ...]) -> None:
     stat = b.scratch(shape, total.dtype)
     b.step(_mean_variance, b.contiguous(cast(b, x, total.dtype)), axes, total, b.scratch(x.shape, total.dtype), stat)
     finish(b, y, total)
-
-
-_SOFTMAX_TIME = 5.0  # nanoseconds per element in float32
-
-
-@dataclass(frozen=True)
-class Along:
-    """The axis of a softmax; `flat`: before opset 13 the trailing axes from it on are one."""
-
-    axis: int
-    flat: bool
-
-
-def _parse_along(node: Node) -> Along:
-    flat = node.opset < 13
-    return Along(int(node.attributes.get("axis", 1 if flat else -1)), flat)
-
-
-def _rows(b: Bind, p: Along, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """x and y in the shape to reduce, scratch for one number per row, and the axis."""
-    axis = p.axis % max(1, x.ndim)
-    if p.flat:
-        shape = (math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
-        x, y, axis = b.reshaped(x, shape), y.reshape(shape), 1
-    elif x.ndim == 0:
-        x, y = b.reshaped(x, (1,)), y.reshape(1)
-    return x, y, b.scratch(x.shape[:axis] + (1,) + x.shape[axis + 1 :], y.dtype), axis
-
-
-def _softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
-    np.maximum.reduce(x, axis, None, row, keepdims=True)
-    np.subtract(x, row, y)
-    np.exp(y, y)
-    if axis == y.ndim - 1:  # a sum as a matrix-vector product is faster than a reduction
-        np.matmul(y, np.ones((y.shape[-1], 1), y.dtype), row)
-    else:
-        np.add.reduce(y, axis, None, row, keepdims=True)
-    np.divide(y, row, y)
-
-
-def _log_softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int, term: np.ndarray) -> None:
-    np.maximum.reduce(x, axis, None, row, keepdims=True)
-    np.subtract(x, row, y)
-    np.exp(y, term)
-    np.add.reduce(term, axis, None, row, keepdims=True)
-    np.log(row, row)
-    np.subtract(y, row, y)
-
-
-def _hardmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
-    y.fill(0)
-    np.put_along_axis(y, np.expand_dims(np.argmax(x, axis), axis), 1, axis)
-
-
-def _bind_softmax(b: Bind, p: Along, work: Callable[..., None]) -> None:
-    x = b.array(0)
-    y = b.out(0, x.shape, x.dtype)
-    if not x.size:
-        return
-    total = target(b, y)
-    x, place, row, axis = _rows(b, p, cast(b, x, total.dtype), total)
-    extra = [b.scratch(x.shape, total.dtype)] if work is _log_softmax else []
-    others = [other for other in range(x.ndim) if other != axis]
-    longest = max(others, key=lambda other: x.shape[other], default=axis)
-    shares = min(b.shares(x.size * _SOFTMAX_TIME), x.shape[longest]) if others else 1
-    own = [(slice(None),) * longest + (part,) for part in parts(x.shape[longest], shares)]
-    b.at_once(
-        lambda share: work(*share), [(x[at], place[at], row[at], axis, *(one[at] for one in extra)) for at in own]
-    )
-    finish(b, y, total)
-
-
-@kernel("Softmax", dtypes={0: FLOATS}, parse=_parse_along)
-def softmax(b: Bind, p: Along) -> None:
-    """ONNX Softmax-13, and 1 to 12."""
-    _bind_softmax(b, p, _softmax)
-
-
-@kernel("LogSoftmax", dtypes={0: FLOATS}, parse=_parse_along)
-def log_softmax(b: Bind, p: Along) -> None:
-    """ONNX LogSoftmax-13, and 1 to 12."""
-    _bind_softmax(b, p, _log_softmax)
-
-
-@kernel("Hardmax", dtypes={0: FLOATS}, parse=_parse_along)
-def hardmax(b: Bind, p: Along) -> None:
-    """ONNX Hardmax-13, and 1 to 12: 1 at the first maximum, else 0."""
-    _bind_softmax(b, p, _hardmax)

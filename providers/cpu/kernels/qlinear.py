@@ -75,16 +75,19 @@ def _look_up(x: np.ndarray, make: Callable[[], np.ndarray], y: np.ndarray) -> No
 
 def _record_table(b: Bind, i: int, known: Sequence[int], make: Callable[[], np.ndarray], y: np.ndarray) -> None:
     """Record y = table[input i]; the table is made now if the inputs `known` are constant."""
-    x = b.array(i)
-    if not y.flags.c_contiguous:  # np.take would buffer
-        order = order_of(y)
-        assert order is not None
+    order = order_of(y)
+    x = b.contiguous(b.array(i), order)
+    if order is not None:
         x, y = x.transpose(order), y.transpose(order)
-    if all(b.is_const(k) for k in known if b.has(k)):
-        table = make()
-        b.step(_look_up, x, lambda: table, y)
-    else:
+    if not all(b.is_const(k) for k in known if b.has(k)):
         b.step(_look_up, x, make, y)
+        return
+    table, library = make(), b.compiled("quantized")
+    if library is None or not x.size:
+        b.step(_look_up, x, lambda: table, y)
+        return
+    tasks = library.tasks(-(-x.size // 64), x.size * 0.7)
+    b.step(library.call("or_look_up", tasks, x, table, y, x.size, tasks))
 
 
 def _unary(b: Bind, function: _FUNCTION) -> None:
@@ -100,7 +103,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return result
 
 
-@kernel("QLinearSigmoid", domain="com.microsoft", dtypes={0: _BYTES})
+@kernel("QLinearSigmoid", domain="com.microsoft", dtypes={0: _BYTES}, compiled="quantized")
 def qlinear_sigmoid(b: Bind, p: None) -> None:
     """com.microsoft QLinearSigmoid-1."""
     _unary(b, _sigmoid)
@@ -110,7 +113,7 @@ def _alpha(node: Node) -> float:
     return float(node.attributes.get("alpha", 0.01))
 
 
-@kernel("QLinearLeakyRelu", domain="com.microsoft", dtypes={0: _BYTES}, parse=_alpha)
+@kernel("QLinearLeakyRelu", domain="com.microsoft", dtypes={0: _BYTES}, parse=_alpha, compiled="quantized")
 def qlinear_leaky_relu(b: Bind, alpha: float) -> None:
     """com.microsoft QLinearLeakyRelu-1."""
     _unary(b, lambda x: np.where(x < 0, x * np.float32(alpha), x))
@@ -177,7 +180,13 @@ def _requantized(b: Bind, i: int, made: Scale, known: Sequence[int], y: np.ndarr
     _record_table(b, i, (i + 1, i + 2, *known), lambda: _table(x.dtype, given, made, y.dtype, _identity), y)
 
 
-@kernel("QLinearConcat", domain="com.microsoft", dtypes={2: _BYTES}, parse=lambda node: int(node.attributes["axis"]))
+@kernel(
+    "QLinearConcat",
+    domain="com.microsoft",
+    dtypes={2: _BYTES},
+    parse=lambda node: int(node.attributes["axis"]),
+    compiled="quantized",
+)
 def qlinear_concat(b: Bind, axis: int) -> None:
     """com.microsoft QLinearConcat-1: scale and zero point of Y, then X, scale and zero point of each input."""
     parts = range(2, len(b.node.inputs), 3)
@@ -200,7 +209,7 @@ def _choose(condition: np.ndarray, x: np.ndarray, other: np.ndarray, y: np.ndarr
     np.copyto(y, x, where=condition)
 
 
-@kernel("QLinearWhere", domain="com.microsoft", dtypes={1: _BYTES, 4: _BYTES})
+@kernel("QLinearWhere", domain="com.microsoft", dtypes={1: _BYTES, 4: _BYTES}, compiled="quantized")
 def qlinear_where(b: Bind, p: None) -> None:
     """com.microsoft QLinearWhere-1: condition, X, scale, zero point, Y, scale, zero point, those of Z."""
     condition, dtype = b.array(0), b.array(1).dtype

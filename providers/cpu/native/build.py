@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -53,6 +54,7 @@ def carried(name: str) -> Path:
     return FOLDER / f"kernels-{name}.so"
 
 
+@cache
 def has_avx2() -> bool:
     """True on a CPU of level x86-64-v3."""
     if platform.machine() != "x86_64":
@@ -110,14 +112,20 @@ def _run(command: Sequence[str]) -> None:
 def cached() -> tuple[Path, bool]:
     """Where the library for this machine is in the cache, and whether it is there yet. Raises BuildError."""
     compiler = compiler_command()
-    digest = hashlib.sha256()
-    for file in sources():
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     program = os.stat(compiler[0])
-    which = (os.path.realpath(compiler[0]), program.st_size, program.st_mtime_ns, compiler[1:])
-    digest.update(repr((FLAGS, target_flags(target()), LIBRARIES, which)).encode())
-    path = cache_folder() / f"kernels-{target()}-{digest.hexdigest()[:24]}.so"
+    which = (os.path.realpath(compiler[0]), program.st_size, program.st_mtime_ns, *compiler[1:])
+    digest = _digest(SOURCE, repr((FLAGS, target_flags(target()), LIBRARIES, which)))
+    path = cache_folder() / f"kernels-{target()}-{digest}.so"
     return path, path.exists()
+
+
+@cache
+def _digest(folder: Path, how: str) -> str:
+    """Of the sources of a folder, and how they are compiled."""
+    digest = hashlib.sha256(how.encode())
+    for file in sources(folder):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:24]
 
 
 def compile_cached() -> Path:

@@ -16,7 +16,6 @@ struct or_conv {
     int64_t x_image, x_step[3];
     int64_t y_image, y_position, y_feature;
     int64_t joined; /* a kernel row, all its channels, is contiguous in x: one chunk; else each tap is one */
-    int64_t straight; /* one chunk, one image, one axis and no edges: windows at equal distances */
     int64_t row_parts, panel_parts, tasks;
     int64_t block; /* positions that are multiplied with all panels before the next ones */
     struct epilogue e;
@@ -49,20 +48,6 @@ static struct position locate(const struct or_conv *a, int64_t row)
     return p;
 }
 
-INLINE void advance(const struct or_conv *a, struct position *p)
-{
-    if (++p->at[WIDTH] < a->out[WIDTH])
-        return;
-    p->at[WIDTH] = 0;
-    if (++p->at[HEIGHT] < a->out[HEIGHT])
-        return;
-    p->at[HEIGHT] = 0;
-    if (++p->at[DEPTH] < a->out[DEPTH])
-        return;
-    p->at[DEPTH] = 0;
-    p->image++;
-}
-
 /* A copy of the kernel row that begins at `column` of the image row, padding outside. */
 static const float *edge_of(struct windows *w, const float *row, int64_t column)
 {
@@ -81,53 +66,61 @@ static const float *edge_of(struct windows *w, const float *row, int64_t column)
     return copy;
 }
 
-/* The pointers of one kernel row of one position: the row of the image, or null where it lies outside. */
-INLINE void set_kernel_row(struct windows *w, const float **entry, const float *row, int64_t column)
+/* The output columns, from *low up to and without *high, whose `reach` columns of x from column * stride + shift on lie
+ * inside. */
+static void set_inside(const struct or_conv *a, int64_t shift, int64_t reach, int64_t *low, int64_t *high)
 {
-    const struct or_conv *a = w->a;
-    if (a->joined) {
-        int inside = column >= 0 && column + a->kernel[WIDTH] <= a->in[WIDTH];
-        *entry = !row ? w->padding : inside ? row + column * a->x_step[WIDTH] : edge_of(w, row, column);
-        return;
-    }
-    for (int64_t tap = 0; tap < a->kernel[WIDTH]; tap++, entry += w->pitch) {
-        int64_t at = column + tap * a->dilation[WIDTH];
-        *entry = row && at >= 0 && at < a->in[WIDTH] ? row + at * a->x_step[WIDTH] : w->padding;
-    }
+    int64_t stride = a->stride[WIDTH], room = a->in[WIDTH] - reach - shift;
+    *low = shift >= 0 ? 0 : (stride - 1 - shift) / stride;
+    *high = room < 0 ? 0 : room / stride + 1;
+    *high = *high < *low ? *low : *high;
 }
 
-/* The pointers of one position, in column r of the table. */
-static void set_window(struct windows *w, const struct position *p, int64_t r)
+/* Entries for `run` output columns from `column` on: pieces of `row` at equal distances inside, padding or copies of
+ * kernel rows outside. `row` is null outside of the image. `shift`: of the piece of output column 0. */
+static void set_run(struct windows *w, const float **entry, const float *row, int64_t shift, int64_t column,
+                    int64_t run)
 {
     const struct or_conv *a = w->a;
-    int64_t first[3], each = a->joined ? 1 : a->kernel[WIDTH];
-    for (int axis = 0; axis < 3; axis++)
-        first[axis] = p->at[axis] * a->stride[axis] - a->begin[axis];
+    int64_t low, high, step = a->stride[WIDTH] * a->x_step[WIDTH];
+    set_inside(a, shift, a->joined ? a->kernel[WIDTH] : 1, &low, &high);
+    low = !row ? run : low < column ? 0 : low - column < run ? low - column : run;
+    high = !row ? run : high < column ? 0 : high - column < run ? high - column : run;
+    int copied = a->joined && row;
+    for (int64_t i = 0; i < low; i++)
+        entry[i] = copied ? edge_of(w, row, (column + i) * a->stride[WIDTH] + shift) : w->padding;
+    for (int64_t i = low; i < high; i++)
+        entry[i] = row + shift * a->x_step[WIDTH] + (column + i) * step;
+    for (int64_t i = high; i < run; i++)
+        entry[i] = copied ? edge_of(w, row, (column + i) * a->stride[WIDTH] + shift) : w->padding;
+}
+
+/* The pointers of `run` positions of one output row from p on, in the columns of the table from r on. */
+static void set_windows_of_row(struct windows *w, const struct position *p, int64_t r, int64_t run)
+{
+    const struct or_conv *a = w->a;
     const float **entry = w->table + r, *image = w->x + p->image * a->x_image;
-    for (int64_t i = 0; i < a->kernel[DEPTH]; i++) {
-        int64_t z = first[DEPTH] + i * a->dilation[DEPTH];
-        for (int64_t j = 0; j < a->kernel[HEIGHT]; j++, entry += each * w->pitch) {
-            int64_t y = first[HEIGHT] + j * a->dilation[HEIGHT];
+    int64_t pieces = a->joined ? 1 : a->kernel[WIDTH];
+    for (int64_t i = 0; i < a->kernel[DEPTH]; i++)
+        for (int64_t j = 0; j < a->kernel[HEIGHT]; j++) {
+            int64_t z = p->at[DEPTH] * a->stride[DEPTH] - a->begin[DEPTH] + i * a->dilation[DEPTH];
+            int64_t y = p->at[HEIGHT] * a->stride[HEIGHT] - a->begin[HEIGHT] + j * a->dilation[HEIGHT];
             int inside = z >= 0 && z < a->in[DEPTH] && y >= 0 && y < a->in[HEIGHT];
             const float *row = inside ? image + z * a->x_step[DEPTH] + y * a->x_step[HEIGHT] : NULL;
-            set_kernel_row(w, entry, row, first[WIDTH]);
+            for (int64_t k = 0; k < pieces; k++, entry += w->pitch)
+                set_run(w, entry, row, k * a->dilation[WIDTH] - a->begin[WIDTH], p->at[WIDTH], run);
         }
-    }
 }
 
 static void set_windows(struct windows *w, int64_t first, int64_t rows)
 {
     const struct or_conv *a = w->a;
-    if (a->straight) {
-        for (int64_t r = 0; r < rows; r++)
-            w->table[r] = w->x + (first + r) * a->stride[WIDTH] * a->x_step[WIDTH];
-    } else {
-        struct position p = locate(a, first);
-        w->edge = w->edges;
-        for (int64_t r = 0; r < rows; r++) {
-            set_window(w, &p, r);
-            advance(a, &p);
-        }
+    w->edge = w->edges;
+    for (int64_t r = 0; r < rows;) {
+        struct position p = locate(a, first + r);
+        int64_t run = a->out[WIDTH] - p.at[WIDTH] < rows - r ? a->out[WIDTH] - p.at[WIDTH] : rows - r;
+        set_windows_of_row(w, &p, r, run);
+        r += run;
     }
     for (int64_t c = 0; c < w->chunks; c++) /* tiles read whole; what they make of these rows is not stored */
         for (int64_t r = rows; r < rows + MOST_ROWS; r++)

@@ -15,12 +15,13 @@ enum { INPUTS = 16, AXES = 8, BLOCK = 1024 };
 enum {
     ADD, SUB, MUL, DIV, POW, MIN, MAX, NEG, ABS, SQRT, RSQRT, EXP, LOG, TANH, ERF, SIGMOID, RELU, LEAKY_RELU,
     HARD_SIGMOID, HARD_SWISH, RECIPROCAL, FLOOR, CEIL, ROUND, CLIP, SOFTPLUS, SILU, GELU, GELU_TANH, ELU, SOFTSIGN,
-    MISH, THRESHOLDED_RELU, SIGN, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL, EQUAL, WHERE, SWISH, SELU, CELU, COPY,
+    MISH, THRESHOLDED_RELU, SIGN, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL, EQUAL, WHERE, SWISH, SELU, CELU, COPY, MUL_ADD,
 };
 
-/* One input, broadcast to y's shape: strides in floats per axis. `kind`: dense like y; the same in every block of whole
- * rows (only the last axis has a stride, or none has); or to be gathered for each block. */
-enum { DENSE, PATTERN, GATHERED };
+/* One input, broadcast to y's shape: strides in floats per axis. `kind`: dense like y; the same in every block (no axis has
+ * a stride, or only the last one and blocks are whole rows); the same all along a row, of which blocks are parts; or to
+ * be gathered for each block. */
+enum { DENSE, PATTERN, EVEN, GATHERED };
 
 struct operand {
     int64_t kind, block, strides[AXES]; /* `block` of scratch memory it is brought to, unless it is dense */
@@ -79,6 +80,7 @@ INLINE v8 truth(i8v mask) { return select8(mask, all8(1.0f), zero()); }
 INLINE v8 add(v8 a, v8 b) { return a + b; }
 INLINE v8 sub(v8 a, v8 b) { return a - b; }
 INLINE v8 mul(v8 a, v8 b) { return a * b; }
+INLINE v8 mul_add(v8 a, v8 b, v8 c) { return a * b + c; }
 INLINE v8 divide(v8 a, v8 b) { return a / b; }
 INLINE v8 smaller(v8 a, v8 b) { return select8(a != a, a, min8(a, b)); }
 INLINE v8 larger(v8 a, v8 b) { return select8(a != a, a, max8(a, b)); }
@@ -156,6 +158,7 @@ static int arithmetic(int64_t name, const float *a, const float *b, const float 
     case GREATER_OR_EQUAL: map2(greater_or_equal, a, b, y, n); return 1;
     case EQUAL: map2(equal, a, b, y, n); return 1;
     case WHERE: map3(where, a, b, c, y, n); return 1;
+    case MUL_ADD: map3(mul_add, a, b, c, y, n); return 1;
     case COPY: memmove(y, a, 4 * (size_t)n); return 1;
     default: return 0;
     }
@@ -189,23 +192,34 @@ static void function(int64_t name, const float *a, const float *b, const float *
     }
 }
 
+/* Where row `row` of an operand begins. */
+static const float *row_of(const struct plan *plan, const struct operand *x, const float *from, int64_t row)
+{
+    for (int64_t axis = plan->axes - 2; axis >= 0; axis--) {
+        from += row % plan->shape[axis] * x->strides[axis];
+        row /= plan->shape[axis];
+    }
+    return from;
+}
+
+INLINE void fill(float *block, float value, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        block[i] = value;
+}
+
 /* n floats of an operand, from the place `first` of row `row` on, row after row; into `block`. */
 static void gather(const struct plan *plan, const struct operand *x, const float *from, int64_t row, int64_t first,
                    int64_t n, float *block)
 {
-    int64_t last = plan->axes - 1, width = plan->shape[last], step = x->strides[last];
+    int64_t width = plan->shape[plan->axes - 1], step = x->strides[plan->axes - 1];
     while (n > 0) {
-        int64_t offset = first * step, rest = row, count = width - first < n ? width - first : n;
-        for (int64_t axis = last - 1; axis >= 0; axis--) {
-            offset += rest % plan->shape[axis] * x->strides[axis];
-            rest /= plan->shape[axis];
-        }
-        const float *p = from + offset;
+        int64_t count = width - first < n ? width - first : n;
+        const float *p = row_of(plan, x, from, row) + first * step;
         if (step == 1)
             memcpy(block, p, 4 * (size_t)count);
         else if (step == 0)
-            for (int64_t i = 0; i < count; i++)
-                block[i] = *p;
+            fill(block, *p, count);
         else
             for (int64_t i = 0; i < count; i++)
                 block[i] = p[i * step];
@@ -213,8 +227,9 @@ static void gather(const struct plan *plan, const struct operand *x, const float
     }
 }
 
-/* Runs the program on block `number` of y. `fresh`: patterns are not in their blocks yet. */
-static void run_block(const struct or_elementwise *a, float *scratch, int64_t number, int fresh)
+/* Runs the program on block `number` of y. `filled`: the row whose block was the last one, -1 if this is the first. What is
+ * the same in every block, or everywhere in a row, is brought to its block of scratch memory once. */
+static void run_block(const struct or_elementwise *a, float *scratch, int64_t number, int64_t *filled)
 {
     const struct plan *plan = a->plan;
     const float *at[INPUTS];
@@ -236,9 +251,14 @@ static void run_block(const struct or_elementwise *a, float *scratch, int64_t nu
         const struct operand *x = &plan->operands[i];
         float *block = scratch + x->block * BLOCK;
         at[i] = x->kind == DENSE ? a->inputs[i] + start : block;
-        if (x->kind == GATHERED || (x->kind == PATTERN && fresh))
-            gather(plan, x, a->inputs[i], row, first, x->kind == PATTERN ? plan->most : n, block);
+        if (x->kind == PATTERN && *filled < 0)
+            gather(plan, x, a->inputs[i], row, first, plan->most, block);
+        if (x->kind == EVEN && *filled != row)
+            fill(block, *row_of(plan, x, a->inputs[i], row), plan->width);
+        if (x->kind == GATHERED)
+            gather(plan, x, a->inputs[i], row, first, n, block);
     }
+    *filled = row;
     for (int64_t i = 0; i < plan->instructions; i++) {
         const struct instruction *now = &plan->program[i];
         const float *x[3];
@@ -264,6 +284,7 @@ KERNEL(or_elementwise)
     int64_t blocks = plan->rows ? (rows + plan->rows - 1) / plan->rows
                                 : rows * ((width + plan->width - 1) / plan->width);
     share(blocks, task, a->tasks, &first, &last);
+    int64_t filled = -1;
     for (int64_t block = first; block < last; block++)
-        run_block(a, scratch, block, block == first);
+        run_block(a, scratch, block, &filled);
 }

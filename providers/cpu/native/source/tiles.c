@@ -50,36 +50,49 @@ INLINE void add_products(const int M, const int V, const struct block *b, const 
     }
 }
 
-/* True when the epilogue is no more than a bias, a residual before it and bounds, on contiguous columns: it is done on
- * the registers then. */
-INLINE int is_simple(const struct block *b)
-{
-    const struct epilogue *e = b->e;
-    return e->activation <= CLIP && !e->scale && !e->shift && e->factor == 1 && b->to.column == 1
-        && (!e->residual || (!e->after && e->residual_column == 1));
-}
+/* The epilogue, if it is no more than a bias, a residual before it and bounds, on contiguous columns: then it is done on
+ * the registers. */
+struct simple {
+    int possible;
+    float low, high;
+    int far; /* rows of y are so far apart that its cache lines are better fetched before the sums are there */
+};
 
-INLINE void store_simple(const int M, const int V, const struct block *b, const v8 *sums, int64_t row, int64_t rows,
-                         int64_t columns, int64_t column)
+static struct simple simple_of(const struct block *b)
 {
     const struct epilogue *e = b->e;
     const float none = __builtin_inff();
-    v8 low = all8(e->activation == PLAIN ? -none : e->activation == RELU ? 0 : (float)e->alpha);
-    v8 high = all8(e->activation == CLIP ? (float)e->beta : none);
+    struct simple s = {e->activation <= CLIP && !e->scale && !e->shift && e->factor == 1 && b->to.column == 1
+                       && (!e->residual || (!e->after && e->residual_column == 1)), -none, none,
+                       b->to.column == 1 && b->to.row > 64};
+    if (e->activation == RELU)
+        s.low = 0;
+    if (e->activation == CLIP) {
+        s.low = (float)e->alpha;
+        s.high = (float)e->beta;
+    }
+    return s;
+}
+
+/* `whole`: all M rows and all 8 V columns exist. */
+INLINE void store_simple(const int M, const int V, const int whole, const struct block *b, const struct simple *s,
+                         const v8 *sums, int64_t row, int64_t rows, int64_t columns, int64_t column)
+{
+    const struct epilogue *e = b->e;
+    v8 low = all8(s->low), high = all8(s->high);
     UNROLL for (int v = 0; v < V; v++) {
         int64_t n = columns - 8 * v;
-        v8 bias = e->bias && n > 0 ? load8(e->bias + column + 8 * v) : all8(0);
+        v8 bias = e->bias && (whole || n > 0) ? load8(e->bias + column + 8 * v) : all8(-0.0f);
         UNROLL for (int m = 0; m < M; m++) {
-            if (m >= rows || n <= 0)
+            if (!whole && (m >= rows || n <= 0))
                 continue;
             float *y = b->to.y + (row + m) * b->to.row + column + 8 * v;
-            v8 x = sums[m * V + v];
-            if (e->bias)
-                x = x + bias;
+            const float *residual = e->residual + (b->row + row + m) * e->residual_row + column + 8 * v;
+            v8 x = sums[m * V + v] + bias;
             if (e->residual)
-                x = x + load_first8(e->residual + (b->row + row + m) * e->residual_row + column + 8 * v, n);
+                x = x + (whole ? load8(residual) : load_first8(residual, n));
             x = min8(high, max8(low, x));
-            if (n >= 8)
+            if (whole || n >= 8)
                 store8(y, x);
             else
                 store_first8(y, x, n);
@@ -88,36 +101,47 @@ INLINE void store_simple(const int M, const int V, const struct block *b, const 
 }
 
 /* Rows row .. row + rows of the block, at most M, times one panel of 8 V columns. */
-INLINE void multiply_tile(const int M, const int V, const struct block *b, int64_t row, int64_t rows,
-                          const float *panel, int64_t step, int64_t columns, int64_t column)
+INLINE void multiply_tile(const int M, const int V, const struct block *b, const struct simple *s, int64_t row,
+                          int64_t rows, const float *panel, int64_t step, int64_t columns, int64_t column)
 {
     v8 sums[MOST_SUMS];
+    if (s->far)
+        UNROLL for (int m = 0; m < M; m++) {
+            const float *y = b->to.y + (row + (m < rows ? m : 0)) * b->to.row + column;
+            __builtin_prefetch(y, 1);
+            __builtin_prefetch(y + 8 * V - 1, 1);
+        }
     add_products(M, V, b, b->table + row, panel, step, sums);
-    if (is_simple(b)) {
-        store_simple(M, V, b, sums, row, rows, columns, column);
+    if (s->possible && rows >= M && columns >= 8 * V) {
+        store_simple(M, V, 1, b, s, sums, row, rows, columns, column);
+        return;
+    }
+    if (s->possible) {
+        store_simple(M, V, 0, b, s, sums, row, rows, columns, column);
         return;
     }
     float tile[MOST_SUMS * 8];
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int v = 0; v < V; v++)
             store8(tile + 8 * (m * V + v), sums[m * V + v]);
-    struct place to = {b->to.y + row * b->to.row, b->to.row, b->to.column};
+    struct place to = {b->to.y + row * b->to.row + column * b->to.column, b->to.row, b->to.column};
     finish_tile(b->e, tile, 8 * V, rows, columns, b->row + row, column, to);
 }
 
 #define TILE(M, V) \
-    static __attribute__((noinline)) void tile_##M##x##V(const struct block *b, int64_t row, int64_t rows, \
-                                                         const float *panel, int64_t step, int64_t columns, \
-                                                         int64_t column) \
+    static __attribute__((noinline)) void tile_##M##x##V(const struct block *b, const struct simple *s, int64_t row, \
+                                                         int64_t rows, const float *panel, int64_t step, \
+                                                         int64_t columns, int64_t column) \
     { \
-        multiply_tile(M, V, b, row, rows, panel, step, columns, column); \
+        multiply_tile(M, V, b, s, row, rows, panel, step, columns, column); \
     }
 
 TILE(4, 3) TILE(2, 3) TILE(1, 3)
 TILE(6, 2) TILE(3, 2) TILE(1, 2)
 TILE(8, 1) TILE(4, 1) TILE(1, 1)
 
-typedef void (*tile)(const struct block *, int64_t, int64_t, const float *, int64_t, int64_t, int64_t);
+typedef void (*tile)(const struct block *, const struct simple *, int64_t, int64_t, const float *, int64_t, int64_t,
+                     int64_t);
 
 /* By vectors of a panel: the tiles from the highest on, and their rows. */
 static const struct { tile run; int64_t rows; } tiles[3][3] = {
@@ -129,12 +153,13 @@ static const struct { tile run; int64_t rows; } tiles[3][3] = {
 void multiply_panel(const struct block *b, const float *panel, int64_t step, int64_t width, int64_t columns,
                     int64_t column)
 {
+    struct simple s = simple_of(b);
     for (int64_t row = 0; row < b->rows;) {
         int64_t left = b->rows - row, size = 0; /* the lowest tile that holds what is left */
         while (size < 2 && left <= tiles[width / 8 - 1][size + 1].rows)
             size++;
         int64_t rows = tiles[width / 8 - 1][size].rows;
-        tiles[width / 8 - 1][size].run(b, row, left < rows ? left : rows, panel, step, columns, column);
+        tiles[width / 8 - 1][size].run(b, &s, row, left < rows ? left : rows, panel, step, columns, column);
         row += rows;
     }
 }

@@ -128,7 +128,7 @@ INLINE v8 exp_parts8(v8 x, v8 *n)
     return p * (r * r) + r;
 }
 
-/* 2^n for integers -126 <= n <= 127. */
+/* 2^n for integers -126 <= n <= 127; 0 for -127 and inf for 128. */
 INLINE v8 power_of_two8(v8 n)
 {
     i8v biased = (i8v)(n + 12583039.0f); /* 1.5 * 2^23 + 127: the integer stands in the low bits */
@@ -141,6 +141,13 @@ INLINE v8 exp8(v8 x)
     v8 n, rest = exp_parts8(clamp8(x, -104.0f, 89.0f), &n);
     v8 half = floor8(n * 0.5f); /* in two factors: 2^n may be no float, or no normal one */
     return (rest + 1.0f) * power_of_two8(half) * power_of_two8(n - half);
+}
+
+/* exp(x) within 2 ulp where -87.6 < x < 88.3; 0 below and inf above: faster than exp8, which has all floats. */
+INLINE v8 quick_exp8(v8 x)
+{
+    v8 n, rest = exp_parts8(clamp8(x, -88.0f, 88.7f), &n); /* n from -127, as power of two 0, to 128, which is inf */
+    return (rest + 1.0f) * power_of_two8(n);
 }
 
 /* exp(x) - 1 within 3 ulp, also near 0; -1 below -18, inf above 88.73. */
@@ -234,8 +241,8 @@ INLINE v8 erf8(v8 x)
     return clamp8(c * p / q, -1.0f, 1.0f);
 }
 
-/* 1 / (1 + exp(-x)) within 4 ulp where that is a normal float, above -87.3; 0 below -88.73. */
-INLINE v8 sigmoid8(v8 x) { return 1.0f / (1.0f + exp8(-x)); }
+/* 1 / (1 + exp(-x)) within 4 ulp where that is a normal float, above -87.3; 0 below -88.4. */
+INLINE v8 sigmoid8(v8 x) { return 1.0f / (1.0f + quick_exp8(-x)); }
 
 /* ln(1 + exp(x)) = max(x, 0) + ln(1 + exp(-|x|)) within 4 ulp; overflows nowhere. */
 INLINE v8 softplus8(v8 x) { return max8(all8(0.0f), x) + log1p_8(exp8(-abs8(x))); }

@@ -1,0 +1,262 @@
+"""Products of 8-bit integers by the compiled kernels of source/integer_*.c."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from outrider.providers.cpu.kernels.epilogue import ACTIVATIONS, BIAS, RESIDUAL, SCALE, SHIFT, Epilogue, per_feature
+from outrider.providers.cpu.kernels.frame import Bind, channels_last
+from outrider.providers.cpu.kernels.integers import Quantized, Result
+from outrider.providers.cpu.kernels.windows import Geometry
+from outrider.providers.cpu.native import Library
+
+_PANEL, _TILE = 16, 6  # NR and MR of integer.h
+_BLOCK_BYTES = 128 << 10  # of widened rows: they and a panel of weights stay in the L2 cache
+_BEHIND = 24  # floats that the epilogue may read behind the last column
+_PLAIN = Epilogue()
+_KINDS = {"int32": 0, "float32": 1, "uint8": 2, "int8": 3}  # enum result of integer.h
+_BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
+
+
+def _signed(x: np.ndarray) -> bool:
+    return x.dtype == np.int8
+
+
+def _one(*arrays: np.ndarray | None) -> bool:
+    return all(x is None or x.size == 1 for x in arrays)
+
+
+def _by_feature(x: np.ndarray | None, features: int) -> bool:
+    return x is None or x.size == 1 or x.shape == (features,)
+
+
+def _fits(left: Quantized, right: Quantized, r: Result, features: int) -> bool:
+    """The types and scales are those that the kernels take."""
+    return (
+        left.values.dtype in _BYTES
+        and right.values.dtype in _BYTES
+        and all(q.zero is None or q.zero.dtype == q.values.dtype for q in (left, right))
+        and (r.y_zero is None or r.y_zero.dtype == r.dtype)
+        and all(x is None or x.dtype == np.float32 for x in (r.x_scale, r.w_scale, r.y_scale))
+        and _one(r.x_scale, r.y_scale, r.y_zero)
+        and _by_feature(r.w_scale, features)
+        and _by_feature(r.bias, features)
+    )
+
+
+def _padded(b: Bind, i: int, features: int) -> np.ndarray:
+    """Input i, one number per feature or one for all, with room behind the last."""
+    x = per_feature(b, i, features)
+    if b.is_const(i):
+        ready = np.zeros(features + _BEHIND, np.float32)
+        ready[:features] = x
+        return ready
+    place = b.scratch((features + _BEHIND,), np.float32)
+    b.step(np.copyto, place[:features], x)
+    return place
+
+
+def _output(
+    b: Bind, library: Library, r: Result, y: np.ndarray, features: int, residual: np.ndarray | None
+) -> list[Any]:
+    """The words of `struct output`: y [rows, features], dense."""
+    e = r.epilogue or _PLAIN
+
+    def numbers(i: int) -> np.ndarray | None:
+        return _padded(b, i, features) if r.epilogue is not None and b.has(i) else None
+
+    bias = numbers(BIAS) if r.shift is None else _padded(b, r.shift, features)
+    ready = None
+    if r.x_scale is not None:
+        width = -(-features // _PANEL) * _PANEL + _PANEL
+        ready = b.scratch((library.threads, width), np.float32)
+    return [
+        y, features, 1, _KINDS[y.dtype.name], r.direct, r.x_scale, r.w_scale,
+        r.w_scale is not None and r.w_scale.size > 1, r.bias, r.bias is not None and r.bias.size > 1,
+        r.y_scale, r.y_zero, ready, features,
+        bias, numbers(SCALE), numbers(SHIFT), residual, features, 1,
+        e.residual == "after", list(ACTIVATIONS).index(e.activation), e.alpha, e.beta, e.factor,
+    ]  # fmt: skip
+
+
+def _residual(b: Bind, r: Result, y: np.ndarray, order: tuple[int, ...] | None) -> np.ndarray | None:
+    """The residual in y's shape and memory order. Raises ValueError where it does not broadcast to y."""
+    if r.epilogue is None or not r.epilogue.residual or not b.has(RESIDUAL):
+        return None
+    return b.contiguous(np.broadcast_to(b.array(RESIDUAL), y.shape), order)
+
+
+def _pack(
+    b: Bind, library: Library, q: Quantized, values: np.ndarray, lay: Callable[[np.ndarray], np.ndarray], by_batch: bool
+) -> np.ndarray:
+    """Weights in panels [batches * panels, pairs, 16, 2], packed once if they are constant.
+
+    `lay`: [batches, depth, columns] of the contents of an array like `values`, which holds those of q in the run.
+    `by_batch`: zero points by column go on through all batches.
+    """
+    batches, depth, columns = lay(values).shape
+    panels = batches * -(-columns // _PANEL)
+    packed = (panels, -(-depth // 2), _PANEL, 2)
+    zero_step = int(q.zero is not None and q.zero.size > 1)
+
+    def call(w: np.ndarray, y: np.ndarray, tasks: int) -> Any:
+        return library.call(
+            "or_integer_pack", tasks,
+            w, q.zero, y, _signed(w), zero_step, zero_step * columns * by_batch,
+            batches, depth, columns, *w.strides, tasks,
+        )  # fmt: skip
+
+    if q.i is not None and q.known(b):
+
+        def make(contents: np.ndarray) -> np.ndarray:
+            made = np.empty(packed, np.int16)
+            call(lay(q.turn(contents)), made, 1)()
+            return made
+
+        ready: np.ndarray = b.packed(f"panels {packed} {q.key(b)}", q.i, make)
+        return ready
+    y = b.scratch(packed, np.int16)
+    b.step(call(lay(values), y, library.tasks(panels, batches * depth * columns * 0.7)))
+    return y
+
+
+def _rows_at_once(rows: int, depth: int) -> int:
+    """Rows that a task widens at once: whole tiles."""
+    fit = _BLOCK_BYTES // (2 * depth + 2)
+    return min(-(-rows // _TILE), max(8, min(32, fit // _TILE))) * _TILE
+
+
+def _parts(library: Library, rows: int, panels: int, work: float) -> tuple[int, int]:
+    """Into how many parts to split the rows and the panels."""
+    tasks = library.tasks(max(rows // _TILE, panels), work, 2)
+    if tasks == 1:
+        return 1, 1
+    if rows >= 4 * _TILE * library.threads:
+        return min(tasks, rows // _TILE), 1
+    return 1, min(tasks, panels)
+
+
+def product(b: Bind, library: Library, left: Quantized, right: Quantized, r: Result, y: np.ndarray) -> bool:
+    """Record left @ right; False where the kernels do not take it and nothing was recorded."""
+    x, w = left.values, right.values
+    if x.ndim < 1 or w.ndim < 2 or not y.size or not x.size or not y.flags.c_contiguous:
+        return False
+    if w.ndim > 2 and w.shape[:-2] != x.shape[:-2]:
+        return False
+    depth, features = w.shape[-2:]
+    if not _fits(left, right, r, features) or not _by_feature(right.zero, features):
+        return False
+    rows = x.shape[-2] if x.ndim > 1 else 1
+    by_row = left.zero is not None and left.zero.size > 1
+    if left.zero is not None and by_row and left.zero.shape != (rows,):
+        return False
+    batches = math.prod(x.shape[:-2])
+    if w.ndim == 2 and not by_row:
+        rows, batches = rows * batches, 1
+    x = b.contiguous(x)
+    residual = _residual(b, r, y, None)
+    values = w if w.ndim == 2 or right.known(b) else b.contiguous(w)  # then a reshape gives a view
+
+    def lay(w: np.ndarray) -> np.ndarray:
+        return w.reshape(-1, depth, features) if w.ndim > 2 else w[None]
+
+    weights = _pack(b, library, right, values, lay, False)
+    panels = -(-features // _PANEL)
+    pitch = -(-depth // 2) * 2
+    row_parts, panel_parts = _parts(library, batches * rows, panels, batches * rows * depth * features / 50)
+    at_once = _rows_at_once(rows, depth)
+    block = b.scratch((library.threads, at_once, pitch), np.int16)
+    call = library.call(
+        "or_integer_gemm", row_parts * panel_parts,
+        x, left.zero, _signed(x), by_row, depth,
+        weights, panels * pitch * _PANEL if w.ndim > 2 else 0, batches, rows, depth,
+        row_parts, panel_parts, at_once, block,
+        *_output(b, library, r, y, features, residual),
+    )  # fmt: skip
+    b.step(call)
+    return True
+
+
+def _pad_front(values: tuple[int, ...], fill: int) -> tuple[int, int]:
+    height, width = (fill, *values) if len(values) == 1 else values
+    return height, width
+
+
+def _window(x: np.ndarray, zero: np.ndarray | None, g: Geometry) -> list[Any]:
+    """The words of `struct window`; x is channels last in memory, with one or two spatial axes."""
+    height, width = _pad_front(x.shape[2:], 1)
+    row_step = x.strides[2] if x.ndim == 4 else 0
+    return [
+        x, zero, _signed(x), x.shape[0], height, width, x.shape[1], x.strides[0], row_step, x.strides[-1],
+        *_pad_front(g.kernel, 1), *_pad_front(g.strides, 1), *_pad_front(g.dilations, 1), *_pad_front(g.begin, 0),
+        *_pad_front(g.out, 1),
+    ]  # fmt: skip
+
+
+def _depthwise_weights(b: Bind, right: Quantized, features: int) -> np.ndarray | None:
+    """Weights [M, 1, *kernel] as [taps, M rounded up], less their zero points; None where they are not constant."""
+    if right.i is None or not right.known(b):
+        return None
+    zero = right.broadcast()
+
+    def make(w: np.ndarray) -> np.ndarray:
+        whole = w.astype(np.int16)
+        if zero is not None:
+            whole -= zero.astype(np.int16)
+        made = np.zeros((math.prod(w.shape[2:]), -(-features // _PANEL) * _PANEL), np.int16)
+        made[:, :features] = whole.reshape(features, -1).T
+        return made
+
+    ready: np.ndarray = b.packed(f"taps {right.key(b)}", right.i, make)
+    return ready
+
+
+def convolution(
+    b: Bind, library: Library, left: Quantized, right: Quantized, g: Geometry, group: int, r: Result, y: np.ndarray
+) -> bool:
+    """Record a convolution; False where the kernels do not take it and nothing was recorded."""
+    x, w = left.values, right.values
+    features = w.shape[0]
+    if x.ndim > 4 or 0 in x.shape or 0 in w.shape or 0 in y.shape or not _fits(left, right, r, features):
+        return False
+    if not _one(left.zero) or not _by_feature(right.zero, features):
+        return False
+    depth, order = math.prod(w.shape[1:]), channels_last(x.ndim)
+    per_group = features // group
+    depthwise = group > 1 and w.shape[1] == 1 and per_group == 1
+    taps = _depthwise_weights(b, right, features) if depthwise else None
+    x = b.contiguous(x, order)
+    residual = _residual(b, r, y, order)
+    place = y
+    if not y.transpose(order).flags.c_contiguous:
+        place = b.scratch(y.shape, y.dtype, order)
+    pixels = x.shape[0] * math.prod(g.out)
+    tasks = library.tasks(-(-pixels // _TILE), pixels * depth * features / (10 if depthwise else 50), 4)
+    window = _window(x, left.zero, g)
+    output = _output(b, library, r, place, features, residual)
+    if taps is not None:
+        b.step(library.call("or_integer_depthwise", tasks, *window, taps, tasks, *output))
+    else:
+        weights = _conv_weights(b, library, right, group)
+        at_once = _rows_at_once(pixels, depth)
+        block = b.scratch((library.threads, at_once, -(-depth // 2) * 2), np.int16)
+        b.step(library.call("or_integer_conv", tasks, *window, weights, group, tasks, at_once, block, *output))
+    if place is not y:
+        b.copy(y, place)
+    return True
+
+
+def _conv_weights(b: Bind, library: Library, right: Quantized, group: int) -> np.ndarray:
+    """Weights [M, C / group, *kernel] in panels, the channel being the innermost of the depth."""
+    order = channels_last(right.values.ndim)
+
+    def lay(w: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = np.ascontiguousarray(w.transpose(order)).reshape(group, w.shape[0] // group, -1)
+        return rows.swapaxes(1, 2)
+
+    values = right.values if right.known(b) else b.contiguous(right.values, order)  # then `lay` gives a view
+    return _pack(b, library, right, values, lay, True)
