@@ -163,6 +163,12 @@ def test_layer_normalization(spelling: str) -> None:
     assert check_fused(proto, FEEDS[LIKE], {"LayerNormalization": 1}) == ["LayerNormalization"]
 
 
+def test_instance_normalization() -> None:
+    proto = weighted(f"agraph (float[N, 3, T] x) => (float[N, 3, T] y) {{ u = ReduceMean(x, last)  {NORM} y = Div(d, s) }}")
+    left = check_fused(proto, FEEDS[LIKE], {"InstanceNormalization": 1})
+    assert left == ["InstanceNormalization"]
+
+
 def test_rms_normalization() -> None:
     text = "q = Mul(x, x)  v = ReduceMean(q, last)  e = Add(v, eps)  s = Sqrt(e)  n = Div(x, s)  y = Mul(n, g8)"
     left = check_fused(weighted(f"{LIKE} {{ {text} }}"), FEEDS[LIKE], {"RMSNormalization": 1})
