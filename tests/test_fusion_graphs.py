@@ -27,7 +27,6 @@ UNARY = (
     "LeakyRelu",
     "Softplus",
     "Identity",
-    "Exp4",
 )
 KINDS = (
     "conv", "wide", "depthwise", "norm", "unary", "unary", "constant", "constant", "constant", "binary", "rows", "clip",
