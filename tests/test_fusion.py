@@ -238,6 +238,7 @@ FORWARD = {
     "scale with holes": "a = Mul(x, holes)  y = Conv<pads = [1, 1, 1, 1]>(a, w4)",
     "affine, no pads": "a = Mul(x, holes)  b = Add(a, d4)  y = Conv(b, w4)",
     "affine, pads": "a = Mul(x, c4)  b = Sub(d4, a)  y = Conv<pads = [1, 2, 1, 0]>(b, w4, b6)",
+    "depthwise": "a = Mul(x, c4)  b = Add(a, d4)  y = Conv<pads = [1, 1, 1, 1], group = 4>(b, dw)",
     "norm, groups": "a = BatchNormalization(x, scale, b4, mean, var)  y = Conv<group = 2, pads = [1, 1, 1, 1]>(a, wg)",
     "number": 'a = Sub(x, half)  y = Conv<auto_pad = "SAME_UPPER", strides = [2, 2]>(a, w4)',
 }
@@ -258,15 +259,16 @@ def test_affine_operators_behind_one_activation_go_into_the_next_convolution() -
         assert len(second.inputs) == 7  # up to the value to pad with
 
 
-KEPT = {
-    "no value to pad with": "a = Mul(x, holes)  b = Add(a, d4)  y = Conv<pads = [1, 1, 1, 1]>(b, w4)",
-    "depthwise": "a = Mul(x, c4)  b = Add(a, d4)  y = Conv<pads = [1, 1, 1, 1], group = 4>(b, dw)",
-}
+def test_a_convolution_takes_what_stands_before_it_and_gives_what_stands_behind_it() -> None:
+    text = """a = Conv(x, w1)  b = Relu(a)  c = Add(b, c4)  d = Conv<pads = [1, 1, 1, 1], group = 4>(c, dw)  e = Tanh(d)
+        f = Mul(e, half)  g = Sub(f, d4)  y = Conv<pads = [1, 1, 1, 1]>(g, w4)"""
+    left = check_fused(weighted(f"{BEHIND} {{ {text} }}"), FEEDS[SMALL], {"conv+relu": 1, "conv+tanh": 1, "forward": 2})
+    assert left == ["Conv"] * 3
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_affine_operators_stay_before_convolutions_that_cannot_pad(name: str) -> None:
-    assert check_fused(weighted(f"{BEHIND} {{ {KEPT[name]} }}"), FEEDS[SMALL], {"chain": 1}) == ["Chain", "Conv"]
+def test_affine_operators_stay_where_no_value_to_pad_with_gives_zeros() -> None:
+    text = "a = Mul(x, holes)  b = Add(a, d4)  y = Conv<pads = [1, 1, 1, 1]>(b, w4)"
+    assert check_fused(weighted(f"{BEHIND} {{ {text} }}"), FEEDS[SMALL], {"chain": 1}) == ["Chain", "Conv"]
 
 
 def test_a_view_between_a_convolution_and_its_activation() -> None:

@@ -54,6 +54,17 @@ class Random:
         self.nodes.append(helper.make_node(op, inputs, [name], **attributes))
         self.values.append(name)
 
+    def layer(self) -> None:
+        """A convolution, an activation and an affine operator or two, as trained networks have them."""
+        x = self.values[-1]
+        if self.rng.random() < 0.5:
+            self.add("Conv", x, self.constant(4, 1, 3, 3), group=4, pads=[1, 1, 1, 1])
+        else:
+            self.add("Conv", x, self.constant(4, 4, 1, 3), self.constant(4), pads=[0, 1, 0, 1])
+        self.add(self.rng.choice(UNARY), self.values[-1])
+        for op in self.rng.sample(("Add", "Mul", "Sub"), self.rng.randint(0, 2)):
+            self.add(op, self.values[-1], self.constant(*self.rng.choice(((), (4, 1, 1))), low=0.5))
+
     def grow(self) -> None:
         x = self.values[-1] if self.rng.random() < 0.8 else self.rng.choice(self.values)
         kind = self.rng.choice(
@@ -84,7 +95,9 @@ class Random:
                 self.add("Add", self.values[-1], self.constant(*self.rng.choice(((5,), (1, 5), (1,), ()))))
 
     def model(self) -> onnx.ModelProto:
-        for _ in range(self.rng.randint(2, 14)):
+        for _ in range(self.rng.choice((0, 1, 4))):
+            self.layer()
+        for _ in range(self.rng.randint(2, 12)):
             self.grow()
         outputs = [name for name in self.values[1:-1] if self.rng.random() < 0.08] + [self.values[-1]]
         dims = ["N", 4, "H", 5]
@@ -122,7 +135,7 @@ FUSED: dict[str, tuple[int, dict[str, int]]] = {
             "conv+hardsigmoid": 10,
             "conv+hardswish": 24,
             "conv+relu": 11,
-            "forward": 10,
+            "forward": 20,
             "hard-swish": 24,
         },
     ),
@@ -135,7 +148,7 @@ FUSED: dict[str, tuple[int, dict[str, int]]] = {
             "conv+hardswish": 28,
             "conv+relu": 2,
             "conv+silu": 5,
-            "forward": 12,
+            "forward": 25,
             "hard-swish": 28,
             "matmul": 7,
             "matmul+operands": 3,
