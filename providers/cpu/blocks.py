@@ -155,9 +155,13 @@ class Code:
 
     def derived(self, name: str, make: Callable[[], Any]) -> int:
         """The number of a new constant, which `make` gives when it is first asked for. `name` is for errors."""
-        number = self._define({}, name)
+        number = self.fresh(name)
         self.known(number, make)
         return number
+
+    def fresh(self, name: str) -> int:
+        """The number of a new value."""
+        return self._define({}, name)
 
     # Building --------------------------------------------------------------------------------------------------------
     def _define(self, scope: dict[str, int], name: str) -> int:

@@ -39,13 +39,13 @@ Instruction = list[Any]
 def fuse_chains(draft: Draft) -> None:
     """All of them, from the last operator up."""
     for op in reversed(draft.ops):
-        if draft.has(op) and _joins(op):
+        if draft.has(op) and joins(op):
             group = _group(draft, op)
             if sum(one.step.op_type != "Chain" for one in group) > 0 and (len(group) > 1 or op.step.domain):
                 _chain(draft, group)
 
 
-def _joins(op: Op) -> bool:
+def joins(op: Op) -> bool:
     """True for an operator that has an instruction."""
     step = op.step
     if any(value.dtype not in ("float32", "undefined") for value in (*step.inputs, *step.outputs)) or not step.inputs:
@@ -64,7 +64,7 @@ def _group(draft: Draft, root: Op) -> list[Op]:
         grown = False
         for number in [number for op in group for number in op.inputs if number != ABSENT]:
             op = draft.maker(number) or draft.own(number, "Chain")
-            if op is None or op in group or not _joins(op) or smaller(draft.shape(number), shape):
+            if op is None or op in group or not joins(op) or smaller(draft.shape(number), shape):
                 continue
             if draft.closed([*group, op], root.outputs[0]) and _fits(draft, [*group, op]):
                 group.append(op)

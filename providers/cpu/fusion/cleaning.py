@@ -16,9 +16,18 @@ _INT_MAX = (1 << 31) - 1
 
 
 def fold_constants(draft: Draft) -> None:
-    """Ops whose inputs are constants."""
+    """Ops whose inputs are constants, but for DequantizeLinear: products of integers want what it reads."""
+    _fold(draft, {"DequantizeLinear"})
+
+
+def fold_dequantized(draft: Draft) -> None:
+    """DequantizeLinear, too."""
+    _fold(draft, set())
+
+
+def _fold(draft: Draft, kept: set[str]) -> None:
     for op in draft.ops:
-        executed = op.kernel is not None and op.deterministic and not op.reference
+        executed = op.kernel is not None and op.deterministic and not op.reference and op.step.op_type not in kept
         if executed and all(map(draft.is_constant, op.reads)):
             draft.fold(op)
 
@@ -37,6 +46,8 @@ def _clean(draft: Draft, op: Op) -> None:
         _transposes(draft, op)
     elif kind == "Reshape":
         _reshapes(draft, op)
+    elif kind == "Concat":
+        _concats(draft, op)
     elif _hands_on(draft, op):
         draft.bypass("identity", op, op.inputs[0])
 
@@ -102,3 +113,16 @@ def _reshapes(draft: Draft, op: Op) -> None:
     if before is None or target is None or 0 in target:
         return  # 0 copies a dim of the input
     draft.replace("reshapes", [op, before], "Reshape", (before.inputs[0], op.inputs[1]), op.step.attributes, domain="")
+
+
+def _concats(draft: Draft, op: Op) -> None:
+    inputs, ops = list[int](), [op]
+    for number in op.inputs:
+        before = draft.inner(number, "Concat")
+        if before is not None and before.step.attributes["axis"] == op.step.attributes["axis"]:
+            inputs += before.inputs
+            ops.append(before)
+        else:
+            inputs.append(number)
+    if len(ops) > 1:
+        draft.replace("concats", ops, "Concat", inputs, {"axis": op.step.attributes["axis"]}, domain="")

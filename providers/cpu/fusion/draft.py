@@ -18,7 +18,7 @@ from outrider.providers.contract import Node, Value
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
 from outrider.providers.cpu.claims import OWN
 from outrider.providers.cpu.fusion.shapes import Inference, merged
-from outrider.providers.cpu.items import Item
+from outrider.providers.cpu.items import LATE_ITEM, Item
 from outrider.providers.cpu.kernels.frame import Unsupported, find
 from outrider.providers.cpu.modes import immediate
 
@@ -166,6 +166,19 @@ class Draft:
         array.flags.writeable = False
         return array
 
+    def through(self, op: Op, source: int, table: int) -> int:
+        """The constant that an elementwise op makes of `table` in the place of `source`, in the shape of the table."""
+        around = _Around(self._code)
+
+        def made() -> np.ndarray:
+            numbers = [table if number == source else number for number in op.inputs]
+            given = [None if number == ABSENT else self.value(number) for number in numbers]
+            with np.errstate(all="ignore"):
+                result: np.ndarray = immediate(op, given, around)[0]
+            return result.reshape(self.shape(table) or ())
+
+        return self.derived(f"{op.origin.name} of a table", self.shape(table) or (), made)
+
     def infer(self) -> None:
         """Complete what is declared of shapes; constants are known by then."""
         inference = Inference(self.shape, self.ints, self._makers.get)
@@ -263,13 +276,34 @@ class Draft:
         self.counts[pattern] += 1
         return True
 
+    def exchange(self, view: Op, op: Op, inputs: Sequence[int]) -> None:
+        """Let `op`, which alone reads what `view` makes, run before it, with other inputs."""
+        source, final = view.inputs[0], op.outputs[0]
+        places = self._at[view], self._at[op]
+        self._leave(view)
+        self._leave(op)
+        between = self._code.fresh(f"{self._values[final].name} before {view.origin.name}")
+        self._values[between] = replace(
+            self._values[final], name=self._code.names[between], shape=self._values[source].shape
+        )
+        for one, given, output, at in (
+            (op, inputs, between, places[0]),
+            (view, (between, *view.inputs[1:]), final, places[1]),
+        ):
+            one.inputs, one.outputs = tuple(given), (output,)
+            values = [Value("") if number == ABSENT else self._values[number] for number in given]
+            one.step = replace(one.step, inputs=tuple(values), outputs=(self._values[output],))
+            one.note_reads()
+            self._slots[at], self._at[one] = one, at
+            self._enter(one)
+
     def rewire(self, op: Op, inputs: Sequence[int]) -> None:
         """Give an op other inputs, of the same dtypes."""
         for number in op.reads:
             self._readers[number].remove(op)
         op.inputs = tuple(inputs)
         values = [Value("") if number == ABSENT else self._values[number] for number in inputs]
-        op.step = _with_inputs(op.step, values)
+        op.step = replace(op.step, inputs=tuple(values))
         op.note_reads()
         for number in op.reads:
             self._readers.setdefault(number, []).append(op)
@@ -296,7 +330,7 @@ class _Around:
         self.code = code
 
     def item(self, number: int) -> Item:
-        return self.code.constant(number)
+        return self.code.constant(number) if self.code.is_constant(number) else LATE_ITEM
 
 
 def _folded(op: Op, i: int, around: _Around) -> Any:
@@ -311,10 +345,3 @@ def _folded(op: Op, i: int, around: _Around) -> Any:
             if isinstance(result, np.ndarray):
                 result.flags.writeable = False
     return results[i]
-
-
-def _with_inputs(step: Node, inputs: Sequence[Value]) -> Node:
-    return Node(
-        step.index, step.name, step.op_type, step.domain, step.opset, step.attributes, tuple(inputs), step.outputs,
-        step.captures, step.overload, step.lowered, step.metadata, step.devices, step.origin,
-    )  # fmt: skip

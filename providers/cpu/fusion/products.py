@@ -3,6 +3,7 @@
     Transpose of the last two axes -> MatMul          transA, transB
     Mul or Div by a number -> MatMul                  factor
     x == 0, 1, 2, ... -> Cast -> MatMul by constants  outrider::Lookup, a row of the constants (`kernels/lookup.py`)
+    Lookup -> elementwise with constants              a table of other rows
 
 The exporter of torch transposes keys by Reshape to three axes, Transpose, and Reshape back; that is a Transpose, too.
 """
@@ -13,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.blocks import Op
+from outrider.providers.cpu.blocks import ABSENT, Op
+from outrider.providers.cpu.claims import OWN
+from outrider.providers.cpu.fusion.chains import joins
 from outrider.providers.cpu.fusion.cleaning import permutation
 from outrider.providers.cpu.fusion.draft import Draft
 
@@ -49,8 +52,38 @@ def _lookup(draft: Draft, op: Op) -> None:
         if draft.dtype(x) not in ("int32", "int64") or not counted or table[0] * table[1] > LARGEST:
             continue
         if np.isfinite(draft.value(op.inputs[1])).all():  # 0 times infinity would be NaN
-            draft.replace("lookup", [op, cast, equal], "Lookup", [x, op.inputs[1]])
+            framed = draft.derived("a table", (table[0] + 2, table[1]), _framed, op.inputs[1])
+            draft.replace("lookup", [op, cast, equal], "Lookup", [x, framed])
             return
+
+
+def _framed(table: np.ndarray) -> np.ndarray:
+    """The table between two rows of zeros, for numbers below and above."""
+    return np.pad(table, ((1, 1), (0, 0)))
+
+
+def fuse_tables(draft: Draft) -> None:
+    """What is done to each row that is looked up is done to the table, once. Bit-equal."""
+    for op in draft.ops:
+        while op.step.op_type == "Lookup" and op.step.domain == OWN:
+            after = draft.reader(op.outputs[0])
+            if after is None or not joins(after) or not _by_row(draft, after, op.outputs[0]):
+                break
+            table = draft.through(after, op.outputs[0], op.inputs[1])
+            made = draft.replace("lookup", [op, after], "Lookup", [op.inputs[0], table])
+            if made is None:
+                break
+            op = made
+
+
+def _by_row(draft: Draft, op: Op, x: int) -> bool:
+    """True for an operator whose other operands are constants, the same for every row of `x`."""
+    others = [number for number in op.inputs if number not in (x, ABSENT)]
+    rank = draft.rank(x)
+    shapes = [draft.shape(number) if draft.is_constant(number) else None for number in others]
+    return rank is not None and all(
+        shape is not None and len(shape) <= rank and all(dim == 1 for dim in shape[:-1]) for shape in shapes
+    )
 
 
 def fuse_operands(draft: Draft) -> None:

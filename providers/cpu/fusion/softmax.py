@@ -62,7 +62,8 @@ def _masked(draft: Draft, op: Op) -> None:
         added = draft.inner(x, "Add")
         if added is not None:
             scores = _scores(draft, added)
-            ops, x, mask = [*ops, added], scores, other(added, scores)
+            if not _is_bias(draft, other(added, scores)):
+                ops, x, mask = [*ops, added], scores, other(added, scores)
     scaled = draft.inner(x, "Mul", "Div")
     if scaled is not None:
         constants = [draft.scalar(number) for number in scaled.inputs]
@@ -89,6 +90,12 @@ def _scores(draft: Draft, added: Op) -> int:
         ):
             return number
     return next((number for number in added.inputs if not draft.is_constant(number)), added.inputs[0])
+
+
+def _is_bias(draft: Draft, number: int) -> bool:
+    """True for a constant of one row, which belongs to the product before."""
+    shape = draft.shape(number)
+    return draft.is_constant(number) and shape is not None and all(dim == 1 for dim in shape[:-1])
 
 
 def _guard(draft: Draft, op: Op) -> list[Op]:

@@ -5,8 +5,8 @@ from outrider.providers.cpu.kernels import attention as attention
 from outrider.providers.cpu.kernels import binary as binary
 from outrider.providers.cpu.kernels import casting as casting
 from outrider.providers.cpu.kernels import chain as chain
-from outrider.providers.cpu.kernels import contributed as contributed
 from outrider.providers.cpu.kernels import columns as columns
+from outrider.providers.cpu.kernels import contributed as contributed
 from outrider.providers.cpu.kernels import convolution as convolution
 from outrider.providers.cpu.kernels import detection as detection
 from outrider.providers.cpu.kernels import elementwise as elementwise
