@@ -257,7 +257,7 @@ def conv(b: Bind, p: Fused) -> None:
     """ONNX Conv-22, any number of spatial axes; `com.microsoft::FusedConv`; both with all of `epilogue.py`."""
     x, w, group = b.array(0), widened(b, 1), p.convolution.group
     g = conv_geometry(p.convolution, x, w)
-    if 1 < x.shape[1] == group and not b.has(PAD) and compiled_depthwise(b, w, g, p.epilogue):
+    if 1 < x.shape[1] == group and compiled_depthwise(b, w, g, p.epilogue):
         return
     shape, library = (x.shape[0], w.shape[0]) + g.out, b.compiled("conv")
     if library is not None and w.dtype == np.float32 and len(g.out) <= 3 and not _is_depthwise(x, group):
