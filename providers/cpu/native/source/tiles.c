@@ -63,7 +63,7 @@ static struct simple simple_of(const struct block *b)
     const struct epilogue *e = b->e;
     const float none = __builtin_inff();
     struct simple s = {e->activation <= CLIP && !e->scale && !e->shift && e->factor == 1 && b->to.column == 1
-                       && (!e->residual || (!e->after && e->residual_column == 1)), -none, none,
+                       && (!e->residual || ((!e->after || !e->activation) && e->residual_column == 1)), -none, none,
                        b->to.column == 1 && b->to.row > 64};
     if (e->activation == RELU)
         s.low = 0;
