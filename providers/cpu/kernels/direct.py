@@ -104,15 +104,15 @@ def convolve_directly(
     positions = math.prod(g.out)
     y_steps = (positions * w.shape[0], w.shape[0], 1) if last else (positions * w.shape[0], 1, positions)
     rows = y.shape[0] * positions
-    block = block_rows(depth, rows)
+    block = block_rows(depth * group, rows)
     pitch, chunks = block + 8, depth // length
     edges = 0 if at.inside else block * depth
-    each = 2 * chunks * pitch + -(-length // 8) * 8 + pitch + edges
+    each = 2 * chunks * pitch + -(-length * group // 8) * 8 + pitch + edges
     nanoseconds = 2.0 * rows * depth * features * group / FLOPS
     many = library.tasks(1 << 16, nanoseconds, 4)
     row_parts = min(many, -(-rows // ROWS))
-    panel_parts = min(panel_count(features), -(-many // (row_parts * group)))
-    tasks = min(many, group * row_parts * panel_parts)
+    panel_parts = min(group * panel_count(features), -(-many // row_parts))
+    tasks = min(many, row_parts * panel_parts)
     b.step(
         library.call(
             "or_conv", tasks, x, weights, padded_features(b, PAD, channels * group), y,
