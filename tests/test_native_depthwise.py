@@ -41,29 +41,31 @@ def drawn(data: st.DataObject, rank: int) -> tuple[np.ndarray, np.ndarray, dict[
     return f32(data.draw(st.integers(1, 2)), channels, *spatial), f32(channels, 1, *kernel), attributes
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data(), st.integers(1, 2))
 def test_any_geometry(data: st.DataObject, rank: int) -> None:
     x, w, attributes = drawn(data, rank)
     check("Conv", [x, w, f32(len(w))], rtol=1e-5, atol=1e-5, consts=(1, 2), **attributes)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.data(), st.sampled_from(tuple(ACTIVATIONS)), st.sampled_from(("", "before", "after")))
 def test_what_follows(data: st.DataObject, activation: str, residual: str) -> None:
     """The compiled implementation against the NumPy one: fused operators are our own."""
     x, w, attributes = drawn(data, 2)
     plain = helper.make_node("Conv", ["x", "w"], ["y"], **attributes)
     shape = run_node(plain_node(plain, 21, [x, w], ["float32"]), [x, w])[0].shape
-    names = ["x", "w", "bias", "residual", "scale", "shift"]
-    inputs = [x, w, f32(len(w)), f32(*shape), f32(len(w)), f32(1)]
+    names = ["x", "w", "bias", "residual", "scale", "shift", "pad"]
+    inputs = [x, w, f32(len(w)), f32(*shape), f32(len(w)), f32(1), f32(len(w))]
+    if data.draw(st.booleans()):
+        names, inputs = names[:3], inputs[:3]
     proto = helper.make_node(
         "Conv", names, ["y"], domain="outrider", activation=activation, residual=residual, **attributes
     )
     node = plain_node(proto, 21, inputs, ["float32"])
     expected = run_node(node, inputs)[0]
     for library in libraries() or ():
-        for consts in (None, (1, 2, 4, 5), ()):
+        for consts in (None, (1, 2, 4, 5, 6), ()):
             got = run_node(node, inputs, consts, library)[0]
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
 
@@ -78,13 +80,17 @@ def test_what_follows(data: st.DataObject, activation: str, residual: str) -> No
         ((1, 12, 4, 4), (12, 1, 7, 7), {"pads": [6, 6, 6, 6]}),
         ((1, 8, 3, 3), (8, 1, 3, 3), {"pads": [7, 7, 7, 7]}),  # windows that lie outside
         ((1, 8, 30, 30), (8, 1, 20, 20), {"pads": [0, 0, 0, 0]}),  # too large a kernel: NumPy
+        ((1, 24, 5, 90), (24, 1, 3, 3), {"pads": [1, 1, 1, 1]}),  # read where it lies
+        ((1, 20, 9, 90), (20, 1, 3, 3), {"pads": [1, 0, 1, 3], "strides": [2, 2]}),
+        ((1, 8, 9, 9), (8, 1, 3, 3), {"pads": [3, 0, 3, 0], "dilations": [2, 1]}),
         ((1, 7, 9, 9), (7, 1, 3, 3), {}),
         ((1, 8, 9, 9), (16, 1, 3, 3), {}),
         ((1, 8, 5, 6, 7), (8, 1, 3, 3, 3), {}),
     ],
 )
 def test_chosen(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
-    check("Conv", [f32(*x), f32(*w), f32(w[0])], rtol=1e-5, atol=2e-5, consts=(1, 2), group=x[1], **attributes)
+    weights = f32(*w) / np.float32(np.sqrt(np.prod(w[2:])))
+    check("Conv", [f32(*x), weights, f32(w[0])], rtol=1e-5, atol=1e-5, consts=(1, 2), group=x[1], **attributes)
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

@@ -1,7 +1,7 @@
 """Lists what the cpu provider serves, out of its registry of kernels.
 
-    python docs/operators/make.py            # print
-    python docs/operators/make.py --write    # write docs/operators.md
+python docs/operators/make.py            # print
+python docs/operators/make.py --write    # write docs/operators.md
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DOMAINS = {
 }
 ABOUT = {
     "com.microsoft": "What ONNX Runtime's quantiser and optimiser write into models.",
-    "outrider": "What neighbouring nodes of one unit become with `optimization=\"all\"`. No model can ask for them.",
+    "outrider": 'What neighbouring nodes of one unit become with `optimization="all"`. No model can ask for them.',
 }
 
 

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from outrider.providers.cpu.blocks import Block, Code
 from outrider.providers.cpu.fusion.activations import fuse_activations
 from outrider.providers.cpu.fusion.chains import fuse_chains
-from outrider.providers.cpu.fusion.cleaning import clean, fold_constants
+from outrider.providers.cpu.fusion.cleaning import clean, fold_constants, fold_dequantized
 from outrider.providers.cpu.fusion.draft import Draft
 from outrider.providers.cpu.fusion.epilogues import fuse_products
 from outrider.providers.cpu.fusion.forward import fuse_forward
+from outrider.providers.cpu.fusion.integers import fuse_integer_products, fuse_quantized_results
 from outrider.providers.cpu.fusion.normalization import fuse_batch_normalizations, fuse_normalizations
 from outrider.providers.cpu.fusion.products import fuse_lookups, fuse_operands, fuse_tables
 from outrider.providers.cpu.fusion.softmax import fuse_softmaxes
@@ -26,6 +27,9 @@ Pass = Callable[[Draft], None]
 
 PASSES: tuple[Pass, ...] = (
     fold_constants,
+    Draft.infer,
+    fuse_integer_products,
+    fold_dequantized,
     Draft.infer,
     clean,
     fuse_lookups,
@@ -37,6 +41,7 @@ PASSES: tuple[Pass, ...] = (
     sink_views,
     fuse_products,
     fuse_forward,
+    fuse_quantized_results,
     fuse_batch_normalizations,
     fuse_chains,
 )

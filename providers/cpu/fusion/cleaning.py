@@ -16,9 +16,18 @@ _INT_MAX = (1 << 31) - 1
 
 
 def fold_constants(draft: Draft) -> None:
-    """Ops whose inputs are constants."""
+    """Ops whose inputs are constants, but for DequantizeLinear: products of integers want what it reads."""
+    _fold(draft, {"DequantizeLinear"})
+
+
+def fold_dequantized(draft: Draft) -> None:
+    """DequantizeLinear, too."""
+    _fold(draft, set())
+
+
+def _fold(draft: Draft, kept: set[str]) -> None:
     for op in draft.ops:
-        executed = op.kernel is not None and op.deterministic and not op.reference
+        executed = op.kernel is not None and op.deterministic and not op.reference and op.step.op_type not in kept
         if executed and all(map(draft.is_constant, op.reads)):
             draft.fold(op)
 

@@ -47,6 +47,7 @@ class Source:
     along: int
     factor: float = 1.0
     pattern: str = ""
+    more: tuple[int, ...] = ()  # what follows the inputs of the epilogue, for integers, whose weights stay as they are
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def fuse_products(draft: Draft) -> None:
 
 def source_of(draft: Draft, op: Op) -> Source | None:
     """The product that an op is."""
+    if draft.own(op.outputs[0], "IntegerMatMul", "IntegerConv") is not None:
+        return _integers(draft, op)
     own = op.step.domain == OWN and op.step.op_type == "MatMul" and "residual" not in op.step.attributes
     if not own and (op.step.domain or op.step.op_type not in ("Conv", "MatMul", "Gemm")):
         return None
@@ -93,6 +96,22 @@ def source_of(draft: Draft, op: Op) -> Source | None:
         factor = float(attributes.get("factor", 1.0))
         return Source(op, "MatMul", attributes, x, weights, ABSENT, features, -1, rank, along, factor, "matmul")
     return _gemm(draft, op, x, weights, bias, shape)
+
+
+def _integers(draft: Draft, op: Op) -> Source | None:
+    """A product of integers without an epilogue of its own yet."""
+    x, weights, bias, *rest = op.inputs
+    shape = draft.shape(weights)
+    if shape is None or "residual" in op.step.attributes:
+        return None
+    conv = op.step.op_type == "IntegerConv"
+    along = 0 if conv else -1
+    features = shape[along] if isinstance(shape[along], int) else None
+    rank = len(shape) if conv else draft.rank(op.outputs[0]) or 1
+    return Source(
+        op, op.step.op_type, dict(op.step.attributes), x, weights, bias, features, 1 if conv else -1, rank, along,
+        pattern="integer conv" if conv else "integer matmul", more=tuple(rest[3:]),
+    )  # fmt: skip
 
 
 def _gemm(draft: Draft, op: Op, x: int, weights: int, bias: int, shape: Sequence[Any]) -> Source | None:
@@ -132,8 +151,8 @@ def _longer(draft: Draft, source: Source, tail: Tail, op: Op, number: int) -> Ta
     if step is not None:
         if tail.activation is not None or tail.where:
             return replace(tail, ops=ops, after=tail.after.then(step))
-        movable = draft.is_constant(source.weights) or not step.multiplies
-        if not movable and (source.op_type == "Conv" or not step.single):
+        movable = (draft.is_constant(source.weights) and not source.more) or not step.multiplies
+        if not movable and (source.op_type != "MatMul" or not step.single):
             return None
         return replace(tail, ops=ops, before=tail.before.then(step))
     activation = activation_of(draft, op)
@@ -169,7 +188,7 @@ def _fused(draft: Draft, source: Source, tail: Tail) -> bool:
     attributes["residual"] = tail.where
     if tail.activation is not None:
         attributes["activation"], attributes["alpha"], attributes["beta"] = tail.activation
-    inputs = [source.x, weights, bias, tail.residual, scale, shift]
+    inputs = [source.x, weights, bias, tail.residual, scale, shift, *source.more]
     pattern = source.pattern + ("+" + tail.activation[0].lower() if tail.activation else "")
     return draft.replace(pattern, (source.op, *tail.ops), source.op_type, inputs, attributes) is not None
 

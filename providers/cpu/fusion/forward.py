@@ -49,7 +49,9 @@ def _before(draft: Draft, op: Op) -> Before | None:
     x, steps, ops = op.inputs[0], list[Step](), list[Op]()
     while True:
         maker = draft.inner(x)
-        sources = () if maker is None else [n for n in maker.inputs if n != ABSENT and not draft.is_constant(n)]
+        sources: list[int] = (
+            [] if maker is None else [n for n in maker.inputs if n != ABSENT and not draft.is_constant(n)]
+        )
         step = None
         if maker is not None and len(sources) == 1:
             step = step_of(draft, maker, sources[0], channels, 1, len(shape))

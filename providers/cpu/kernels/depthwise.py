@@ -5,15 +5,26 @@ Shapes: x [N, C, *spatial], weights [C * times, 1, *kernel], y [N, C * times, *o
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.epilogue import RESIDUAL, Epilogue, compiled_epilogue
+from outrider.providers.cpu.kernels.epilogue import PAD, RESIDUAL, Epilogue
 from outrider.providers.cpu.kernels.frame import Bind, channels_last
-from outrider.providers.cpu.kernels.windows import COLUMNS, Geometry, padded, sliding
+from outrider.providers.cpu.kernels.panels import epilogue_words, operands, padded_features
+from outrider.providers.cpu.kernels.windows import (
+    COLUMNS,
+    Geometry,
+    padded,
+    plane,
+    plane_strides,
+    plane_words,
+    sliding,
+)
+from outrider.providers.cpu.team import product_time
 
 _LANES, _MOST_ROWS = 16, 64  # as depthwise.c has them
 _RING = (
@@ -118,52 +129,44 @@ def depthwise(
     windows, results = sliding(x, g), y.reshape((images, channels, times) + g.out)
     lead = g.out[:-1] + (count,)
     depth, inner = rows * span, math.prod(lead[1:])
-    many = max(1, min(channels, COLUMNS // (depth * inner * lead[0])))
+    shares = b.shares(product_time(y.size, rows * span, 1, y.itemsize))
+    many = max(1, min(-(-channels // shares), COLUMNS // (depth * inner * lead[0])))
     part = lead[0] if len(lead) == 1 else max(1, min(lead[0], COLUMNS // (depth * inner)))  # rows of one block
-    columns = b.scratch((many * part * inner * depth,), dtype)
     exact = count * width == length
-    place = None if exact else b.scratch((many * times * part * inner * width,), dtype)
     flat = y.reshape(images, channels, times, -1, width) if exact else y
-    blocks = []
-    for n in range(images):
-        for c in range(0, channels, many):
-            m = min(many, channels - c)
+
+    def blocks() -> Iterator[_Band]:
+        columns = b.scratch((many * part * inner * depth,), dtype)
+        place = None if exact else b.scratch((many * times * part * inner * width,), dtype)
+        for n, c, first in itertools.product(range(images), range(0, channels, many), range(0, lead[0], part)):
+            m, r = min(many, channels - c), min(part, lead[0] - first)
             own = slice(c, c + m)
-            for first in range(0, lead[0], part):
-                r = min(part, lead[0] - first)
-                memory = columns[: m * r * inner * depth]
-                out, below = results[n, own], windows[n, own]
-                if len(lead) > 1:
-                    out = out[:, :, first : first + r]
-                    below = below[(slice(None),) * (1 + len(g.kernel)) + (slice(first, first + r),)]
-                if place is None:
-                    product, cropped = flat[n, own, :, first * inner : (first + r) * inner], None
-                else:
-                    product = place[: m * times * r * inner * width].reshape(m, times, r * inner, width)
-                    cropped = product.reshape(out.shape[:-1] + (count * width,))[..., :length]
-                blocks.append(
-                    _Band(
-                        memory.reshape((m, r) + lead[1:] + g.kernel[:-1] + (span,)),
-                        source[n, own, first : first + r],
-                        memory.reshape(m, 1, r * inner, depth),
-                        matrices[own],
-                        product,
-                        cropped,
-                        out,
-                        below,
-                        plain[own],
-                    )
-                )
-    b.step(_run_bands, blocks)
+            memory = columns[: m * r * inner * depth]
+            out, below = results[n, own], windows[n, own]
+            if len(lead) > 1:
+                out = out[:, :, first : first + r]
+                below = below[(slice(None),) * (1 + len(g.kernel)) + (slice(first, first + r),)]
+            if place is None:
+                product, cropped = flat[n, own, :, first * inner : (first + r) * inner], None
+            else:
+                product = place[: m * times * r * inner * width].reshape(m, times, r * inner, width)
+                cropped = product.reshape(out.shape[:-1] + (count * width,))[..., :length]
+            yield _Band(
+                memory.reshape((m, r) + lead[1:] + g.kernel[:-1] + (span,)),
+                source[n, own, first : first + r],
+                memory.reshape(m, 1, r * inner, depth),
+                matrices[own],
+                product,
+                cropped,
+                out,
+                below,
+                plain[own],
+            )
+
+    b.at_once(_run_bands, [[*blocks()][share::shares] for share in range(shares)])
 
 
 # Compiled ------------------------------------------------------------------------------------------------------------
-def _two(values: Sequence[int], absent: int, swapped: bool) -> tuple[int, int]:
-    """What the spatial axes have, for rows and columns; a single axis is the columns."""
-    rows, columns = (absent, *values)[-2:]
-    return (columns, rows) if swapped else (rows, columns)
-
-
 def _packed(w: np.ndarray) -> np.ndarray:
     """[C, 1, *kernel] as [blocks, *kernel, LANES], with zeros after the last channel."""
     blocks, taps = -(-len(w) // _LANES), math.prod(w.shape[2:])
@@ -192,8 +195,9 @@ def compiled_depthwise(b: Bind, w: np.ndarray, g: Geometry, p: Epilogue) -> bool
         return False  # it enlarges the output
     # Along the columns an input serves several outputs: a kernel of one column lies along the rows.
     swapped = len(g.kernel) == 2 and g.kernel[1] == 1 and g.kernel[0] > 1
-    kernel, strides, dilations = (_two(v, 1, swapped) for v in (g.kernel, g.strides, g.dilations))
-    begin, spatial, out = _two(g.begin, 0, swapped), _two(g.spatial, 1, swapped), _two(g.out, 1, swapped)
+    if swapped:
+        g = Geometry(*(tuple(reversed(values)) for values in astuple(g)))
+    kernel, strides, dilations, out = (plane(v, 1) for v in (g.kernel, g.strides, g.dilations, g.out))
     if 0 in shape or 0 in x.shape or 0 in w.shape or kernel[0] > _MOST_ROWS:
         return False
     last = channels_last(x.ndim)
@@ -223,12 +227,13 @@ def compiled_depthwise(b: Bind, w: np.ndarray, g: Geometry, p: Epilogue) -> bool
     tasks = library.tasks(items * bands, y.size * (0.3 + 0.03 * math.prod(kernel)), 4)
     memory = max(kernel[0] * 17, reach[0] * width) * _LANES
     scratch = b.scratch((library.threads, memory), np.float32)
-    steps = [(step, *_two(rest, 0, swapped)) for step, _, *rest in (_floats(place), _floats(x))]
+    made, given = (place.swapaxes(2, 3), x.swapaxes(2, 3)) if swapped else (place, x)
     b.step(
         library.call(
-            "or_depthwise", tasks, place, x, weights, scratch, memory, channels, images, tasks, bands, segments,
-            block, direct, reach[0], width, *steps[0], *steps[1], *spatial, *out, *kernel, *strides, *dilations, *begin,
-            *compiled_epilogue(b, p, y, order),
+            "or_depthwise", tasks, place, x, weights, padded_features(b, PAD, channels), scratch, memory,
+            channels, images, tasks, bands, segments, block, direct, reach[0], width,
+            *plane_strides(made), *plane_strides(given), *plane_words(g),
+            *epilogue_words(b, p, operands(b, p, channels), y, channels, 1, order),
         )
     )  # fmt: skip
     if place is not y:
@@ -239,7 +244,3 @@ def compiled_depthwise(b: Bind, w: np.ndarray, g: Geometry, p: Epilogue) -> bool
 def _cached(inputs: int, x: np.ndarray) -> bool:
     """Whether so many neighbouring pixels of x fit an L1 cache with 64 sets of 8 lines of 64 bytes side by side."""
     return inputs <= 6 * 64 // math.gcd(max(1, x.strides[-1] // 64), 64)
-
-
-def _floats(x: np.ndarray) -> list[int]:
-    return [step // 4 for step in x.strides]

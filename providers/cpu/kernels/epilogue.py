@@ -10,9 +10,7 @@ residual, scale, shift at the positions 2 to 5. bias, scale and shift hold one n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -132,41 +130,3 @@ def activate(b: Bind, y: np.ndarray, p: Epilogue) -> None:
         b.step(np.multiply, y, activations.swish_gate(b, y, p.alpha), y)
     elif p.activation == "Elu":
         activations.elu(b, y, y, (p.alpha,))
-
-
-# For the compiled kernels --------------------------------------------------------------------------------------------
-_BEHIND = 24  # numbers that C may read behind those per feature
-
-
-def _columns(b: Bind, i: int, features: int) -> np.ndarray | None:
-    """Input i as one float32 per feature and room behind them, None where it is not given."""
-    if not b.has(i):
-        return None
-    x = per_feature(b, i, features)
-
-    def spread(known: np.ndarray) -> np.ndarray:
-        made = np.zeros(features + _BEHIND, np.float32)
-        made[:features] = known
-        return made
-
-    if b.is_const(i):
-        made: np.ndarray = b.packed(f"columns {features}", i, spread)
-        return made
-    place = b.scratch((features + _BEHIND,), np.float32)
-    b.copy(place[:features], x)
-    return place
-
-
-def compiled_epilogue(b: Bind, p: Epilogue, y: np.ndarray, order: Sequence[int] | None = None) -> tuple[Any, ...]:
-    """The words of `struct epilogue` for a kernel that makes y with its axes in `order`, the last of them the features.
-
-    Only for float32; a residual that does not lie like that is copied first.
-    """
-    shape = y.shape if order is None else tuple(y.shape[axis] for axis in order)
-    bias, scale, shift = (_columns(b, i, shape[-1]) for i in (BIAS, SCALE, SHIFT))
-    residual = None
-    if p.residual and b.has(RESIDUAL):
-        residual = b.contiguous(np.broadcast_to(b.array(RESIDUAL), y.shape), order)
-    number = list(ACTIVATIONS).index(p.activation)
-    after = p.residual == "after"
-    return bias, scale, shift, residual, shape[-1], 1, after, number, p.alpha, p.beta, p.factor

@@ -9,9 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.frame import Bind, Unsupported, channels_last, kernel
 from outrider.providers.cpu.kernels.precision import cast, finish, target, wide
-from outrider.providers.cpu.kernels.windows import Geometry, Window, geometry, padded, sliding, window
+from outrider.providers.cpu.kernels.reducing import LARGEST, MAGNITUDES, SQUARES, SUM, compiled_reduction
+from outrider.providers.cpu.kernels.windows import (
+    Geometry,
+    Window,
+    geometry,
+    padded,
+    plane,
+    plane_strides,
+    plane_words,
+    sliding,
+    window,
+)
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
 
@@ -91,11 +102,42 @@ def _positions(g: Geometry, planes: int, column_major: bool) -> list[np.ndarray]
     return numbers
 
 
-@kernel("MaxPool", dtypes={0: FLOATS | {"int8", "uint8"}}, parse=_parse)
+def _compiled(
+    b: Bind, x: np.ndarray, g: Geometry, what: int, divisor: np.ndarray | None = None, root: bool = False
+) -> bool:
+    """Record output 0 by the compiled library; False where that does not take it.
+
+    It takes float32, one or two spatial axes, eight or more channels. `divisor`: float32 [*out].
+    """
+    library = b.compiled("pool")
+    shape = x.shape[:2] + g.out
+    if library is None or x.dtype != np.float32 or x.ndim > 4 or x.shape[1] < 8 or 0 in shape or not x.size:
+        return False
+    order = channels_last(x.ndim)
+    y = b.out(0, shape, x.dtype, order)
+    place = y if y.strides[1] == 4 else b.scratch(shape, x.dtype, order)
+    if x.strides[1] != 4:
+        x = b.contiguous(x, order)
+    rows = x.shape[0] * plane(g.out, 1)[0]
+    tasks = library.tasks(rows, y.size * (0.3 + 0.1 * math.prod(g.kernel)), 4)
+    b.step(
+        library.call(
+            "or_pool", tasks, place, x, divisor, what, root, x.shape[1], x.shape[0], tasks,
+            *plane_strides(place), *plane_strides(x), *plane_words(g),
+        )
+    )  # fmt: skip
+    if place is not y:
+        b.copy(y, place)
+    return True
+
+
+@kernel("MaxPool", dtypes={0: FLOATS | {"int8", "uint8"}}, parse=_parse, compiled="pool")
 def max_pool(b: Bind, p: Pooling) -> None:
     """ONNX MaxPool-22, with Indices."""
     x = b.array(0)
     g = geometry(p.window, x.shape[2:])
+    if not b.wanted(1) and _compiled(b, x, g, LARGEST):
+        return
     y = b.out(0, x.shape[:2] + g.out, x.dtype)
     at = b.out(1, y.shape, np.int64) if b.wanted(1) else None
     if not y.size:
@@ -129,11 +171,13 @@ def _counts(g: Geometry, count_padding: bool, dtype: Any) -> np.ndarray:
     return counted
 
 
-@kernel("AveragePool", dtypes={0: FLOATS}, parse=_parse)
+@kernel("AveragePool", dtypes={0: FLOATS}, parse=_parse, compiled="pool")
 def average_pool(b: Bind, p: Pooling) -> None:
     """ONNX AveragePool-22."""
     x = b.array(0)
     g = geometry(p.window, x.shape[2:])
+    if _compiled(b, x, g, SUM, _counts(g, p.count_padding, np.float32)):
+        return
     y = b.out(0, x.shape[:2] + g.out, x.dtype)
     if not y.size:
         return
@@ -154,11 +198,13 @@ def _sum_of_powers(views: list[np.ndarray], power: int, y: np.ndarray, term: np.
         np.power(y, 1 / power, y)
 
 
-@kernel("LpPool", since=2, dtypes={0: FLOATS}, parse=_parse)
+@kernel("LpPool", since=2, dtypes={0: FLOATS}, parse=_parse, compiled="pool")
 def lp_pool(b: Bind, p: Pooling) -> None:
     """ONNX LpPool-22."""
     x = b.array(0)
     g = geometry(p.window, x.shape[2:])
+    if p.power <= 2 and _compiled(b, x, g, MAGNITUDES if p.power == 1 else SQUARES, None, p.power == 2):
+        return
     y = b.out(0, x.shape[:2] + g.out, x.dtype)
     if not y.size:
         return
@@ -176,17 +222,20 @@ def _global_place(b: Bind) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     return x, y, tuple(range(2, x.ndim))
 
 
-@kernel("GlobalMaxPool", dtypes={0: FLOATS})
+@kernel("GlobalMaxPool", dtypes={0: FLOATS}, compiled="reduce")
 def global_max_pool(b: Bind, p: None) -> None:
     """ONNX GlobalMaxPool-22, any rank."""
     x, y, axes = _global_place(b)
-    b.step(np.maximum.reduce, x, axes, None, y, True)
+    if not compiled_reduction(b, x, axes, y, LARGEST):
+        b.step(np.maximum.reduce, x, axes, None, y, True)
 
 
-@kernel("GlobalAveragePool", dtypes={0: FLOATS})
+@kernel("GlobalAveragePool", dtypes={0: FLOATS}, compiled="reduce")
 def global_average_pool(b: Bind, p: None) -> None:
     """ONNX GlobalAveragePool-22, any rank."""
     x, y, axes = _global_place(b)
+    if compiled_reduction(b, x, axes, y, SUM, math.prod(x.shape[2:])):
+        return
     total = target(b, y)
     b.step(np.add.reduce, b.contiguous(cast(b, x, wide(x.dtype))), axes, None, total, True)
     b.step(np.divide, total, max(1, math.prod(x.shape[2:])), total)
@@ -202,10 +251,14 @@ def _global_norm(x: np.ndarray, power: int, axes: tuple[int, ...], y: np.ndarray
         np.power(y, 1 / power, y)
 
 
-@kernel("GlobalLpPool", since=2, dtypes={0: FLOATS}, parse=lambda node: int(node.attributes.get("p", 2)))
+@kernel(
+    "GlobalLpPool", since=2, dtypes={0: FLOATS}, parse=lambda node: int(node.attributes.get("p", 2)), compiled="reduce"
+)
 def global_lp_pool(b: Bind, p: int) -> None:
     """ONNX GlobalLpPool-22, any rank."""
     x, y, axes = _global_place(b)
+    if p <= 2 and compiled_reduction(b, x, axes, y, MAGNITUDES if p == 1 else SQUARES, root=p == 2):
+        return
     total = target(b, y)
     b.step(_global_norm, cast(b, x, total.dtype), p, axes, total, b.scratch(x.shape, total.dtype))
     finish(b, y, total)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.frame import Bind, kernel
+from outrider.providers.cpu.kernels.frame import Bind, kernel, order_like
+from outrider.providers.cpu.kernels.reducing import LARGEST, MAGNITUDES, SMALLEST, SQUARES, SUM, compiled_reduction
 from outrider.providers.cpu.kernels.support import axes_of, convert, ints, working
 from outrider.providers.wire.dtypes import NUMBERS
 from outrider.providers.wire.graph import Node
@@ -39,6 +40,16 @@ def reduced(shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> tu
     return tuple(d for i, d in enumerate(shape) if i not in axes)
 
 
+def _order(x: np.ndarray, axes: tuple[int, ...], keepdims: bool) -> tuple[int, ...] | None:
+    """The memory order of the result: that of x."""
+    order = order_like(x)
+    if order is None or keepdims:
+        return order
+    kept = [axis for axis in order if axis not in axes]
+    places = {axis: place for place, axis in enumerate(sorted(kept))}
+    return tuple(places[axis] for axis in kept)
+
+
 def _axes(b: Bind, p: Reduction, rank: int) -> tuple[int, ...]:
     given: tuple[int, ...] | None = p.axes
     if given is None and b.has(1):
@@ -48,17 +59,21 @@ def _axes(b: Bind, p: Reduction, rank: int) -> tuple[int, ...]:
     return axes_of(given, rank, b.node)
 
 
-# fn(b, x, axes, y): record steps that reduce x over axes into y, whose reduced axes are kept as 1. Both have the
+# fn(b, x, axes, y): record steps that reduce x over axes into y, whose reduced axes are kept as 1; both with any
+# strides. Both have the
 # working dtype of x. No axes: the element-wise part of the operator is still done.
 Body = Callable[[Bind, np.ndarray, tuple[int, ...], np.ndarray], None]
 
 
 def _ufunc(b: Bind, ufunc: Any, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
-    b.step(ufunc.reduce, x, axes, x.dtype, y, True)
+    # The order of a sum follows the strides, and its last bits follow the order: whether x is a view of another value
+    # or arrived from elsewhere must not show.
+    b.step(ufunc.reduce, x if x.dtype.kind in "iub" else b.contiguous(x), axes, x.dtype, y, True)
 
 
 def _sum(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
-    _ufunc(b, np.add, x, axes, y)
+    if not compiled_reduction(b, x, axes, y, SUM):
+        _ufunc(b, np.add, x, axes, y)
 
 
 def _prod(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
@@ -73,8 +88,10 @@ def _mapped(b: Bind, ufunc: Any, *x: np.ndarray) -> np.ndarray:
 
 
 def _mean(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
-    _sum(b, x, axes, y)
     count = x.size // y.size if y.size else 0
+    if compiled_reduction(b, x, axes, y, SUM, count):
+        return
+    _sum(b, x, axes, y)
     if x.dtype.kind in "iu":
         b.step(_truncated, y, max(count, 1))
     elif count != 1:
@@ -86,11 +103,13 @@ def _truncated(y: np.ndarray, count: int) -> None:
 
 
 def _l1(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
-    _sum(b, _mapped(b, np.absolute, x), axes, y)
+    if not compiled_reduction(b, x, axes, y, MAGNITUDES):
+        _sum(b, _mapped(b, np.absolute, x), axes, y)
 
 
 def _sum_square(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
-    _sum(b, _mapped(b, np.multiply, x, x), axes, y)
+    if not compiled_reduction(b, x, axes, y, SQUARES):
+        _sum(b, _mapped(b, np.multiply, x, x), axes, y)
 
 
 def _root(y: np.ndarray) -> None:
@@ -98,8 +117,9 @@ def _root(y: np.ndarray) -> None:
 
 
 def _l2(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
-    _sum_square(b, x, axes, y)
-    b.step(_root, y)
+    if not compiled_reduction(b, x, axes, y, SQUARES, root=True):
+        _sum_square(b, x, axes, y)
+        b.step(_root, y)
 
 
 def _logarithm(y: np.ndarray) -> None:
@@ -122,7 +142,7 @@ def _log_sum_exp_step(x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> No
 
 
 def _log_sum_exp(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
-    b.step(_log_sum_exp_step, x, axes, y)
+    b.step(_log_sum_exp_step, b.contiguous(x), axes, y)
 
 
 def _lowest(dtype: np.dtype[Any]) -> Any:
@@ -138,6 +158,8 @@ def _highest(dtype: np.dtype[Any]) -> Any:
 
 
 def _max(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
+    if compiled_reduction(b, x, axes, y, LARGEST):
+        return
     if x.size:
         _ufunc(b, np.maximum, x, axes, y)
     else:
@@ -145,6 +167,8 @@ def _max(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
 
 
 def _min(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
+    if compiled_reduction(b, x, axes, y, SMALLEST):
+        return
     if x.size:
         _ufunc(b, np.minimum, x, axes, y)
     else:
@@ -152,22 +176,20 @@ def _min(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
 
 
 def _register(op_type: str, body: Body, dtypes: frozenset[str] = NUMBERS) -> None:
-    @kernel(op_type, dtypes={0: dtypes}, parse=_parse)
+    @kernel(op_type, dtypes={0: dtypes}, parse=_parse, compiled="reduce")
     def bind(b: Bind, p: Reduction) -> None:
         x = b.array(0)
         axes = _axes(b, p, x.ndim)
-        y = b.out(0, reduced(x.shape, axes, p.keepdims), x.dtype)
-        kept = reduced(x.shape, axes, True)
+        y = b.out(0, reduced(x.shape, axes, p.keepdims), x.dtype, _order(x, axes, p.keepdims))
+        kept = y if p.keepdims else np.expand_dims(y, axes)
         wide = working(x.dtype)
         if wide == x.dtype:
-            # The order of a sum follows the strides, and its last bits follow the order: whether x is a view of another
-            # value or arrived from elsewhere must not show.
-            body(b, x if x.dtype.kind in "iub" else b.contiguous(x), axes, y.reshape(kept))
+            body(b, x, axes, kept)
             return
-        source, total = b.scratch(x.shape, wide), b.scratch(kept, wide)
+        source, total = b.scratch(x.shape, wide), b.scratch(kept.shape, wide)
         b.step(convert, source, x)
         body(b, source, axes, total)
-        b.step(convert, y.reshape(kept), total)
+        b.step(convert, kept, total)
 
 
 for _name, _body, _dtypes in (

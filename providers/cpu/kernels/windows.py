@@ -6,6 +6,7 @@ Shared by convolutions and poolings. ONNX Conv-22, MaxPool-22, AveragePool-22, L
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -143,6 +144,24 @@ def padded(b: Bind, x: np.ndarray, g: Geometry, fill: Any, dtype: Any) -> np.nda
         x = x[lead + (slice(0, max(stop - first, 0)),)]
     b.step(_fill_and_copy, borders, fill, inner, x)
     return place
+
+
+def plane(values: Sequence[int], absent: int) -> tuple[int, int]:
+    """What one or two spatial axes have, for rows and columns; a single axis is the columns."""
+    rows, columns = (absent, *values)[-2:]
+    return rows, columns
+
+
+def plane_words(g: Geometry) -> tuple[int, ...]:
+    """What compiled kernels want to know of a window: shapes of input, output and window, strides, dilations, begin."""
+    ones = (g.spatial, g.out, g.kernel, g.strides, g.dilations)
+    return *(word for values in ones for word in plane(values, 1)), *plane(g.begin, 0)
+
+
+def plane_strides(x: np.ndarray) -> tuple[int, int, int]:
+    """The strides of [N, C, *spatial] in elements: between images, rows, pixels."""
+    image, _, *rest = (step // x.itemsize for step in x.strides)
+    return image, *plane(rest, 0)
 
 
 def sliding(x: np.ndarray, g: Geometry) -> np.ndarray:

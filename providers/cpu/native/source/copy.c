@@ -1,14 +1,12 @@
 /* Copies between arrays of one shape and any strides.
  *
- * The caller has sorted the axes by the destination's strides and joined those that lie alike in both arrays. `plan`
- * holds three numbers for each axis that is walked: count, stride of y, stride of x (bytes), outermost first. The last of
- * them goes over chunks of an axis of `n` elements, `chunk` at a time (the last chunk may be short). An item is one chunk
- * at one place; tasks share the items.
+ * The caller has sorted the axes by the destination's strides and joined those that lie alike in both arrays. `plan` is
+ * as in walk.h, strides in bytes. The last of its axes goes over chunks of an axis of `n` elements, `chunk` at a time (the
+ * last chunk may be short). An item is one chunk at one place; tasks share the items.
  */
-#include "outrider.h"
 #include "turn.h"
+#include "walk.h"
 
-#define MOST_AXES 8
 #define TILE 16 /* elements: one cache line of floats */
 
 struct or_copy_rows {
@@ -32,46 +30,6 @@ struct or_copy_turned {
     int64_t y_step; /* bytes in y between neighbours of the chunked axis, which is contiguous in x */
     int64_t columns, x_step; /* the axis that is contiguous in y: its length, bytes between neighbours in x */
 };
-
-/* Where a walk over the axes of a plan is: the position on each axis, and the byte offsets in y and x. */
-struct walk {
-    int64_t at[MOST_AXES];
-    int64_t y, x;
-};
-
-static void start(struct walk *w, const int64_t *plan, int64_t rank, int64_t item)
-{
-    w->y = w->x = 0;
-    for (int64_t k = rank - 1; k >= 0; k--) {
-        const int64_t *axis = plan + 3 * k;
-        w->at[k] = item % axis[0];
-        item /= axis[0];
-        w->y += w->at[k] * axis[1];
-        w->x += w->at[k] * axis[2];
-    }
-}
-
-INLINE void next(struct walk *w, const int64_t *plan, int64_t rank)
-{
-    for (int64_t k = rank - 1; k >= 0; k--) {
-        const int64_t *axis = plan + 3 * k;
-        w->y += axis[1];
-        w->x += axis[2];
-        if (++w->at[k] < axis[0])
-            return;
-        w->y -= axis[0] * axis[1];
-        w->x -= axis[0] * axis[2];
-        w->at[k] = 0;
-    }
-}
-
-static int64_t items(const int64_t *plan, int64_t rank)
-{
-    int64_t n = 1;
-    for (int64_t k = 0; k < rank; k++)
-        n *= plan[3 * k];
-    return n;
-}
 
 /* Elements of the chunk that the walk is at. */
 INLINE int64_t length(const struct walk *w, int64_t rank, int64_t n, int64_t chunk)

@@ -4,9 +4,9 @@
  *
  * An item of work is a range of channels of a segment of columns of a band of rows of one image; tasks share the items.
  * A tile, a few neighbours of a row of y, is summed in registers, eight channels at a time: an input that is loaded
- * serves all outputs of the tile that it belongs to. Kernel rows outside the image are left out.
+ * serves all outputs of the tile that it belongs to. Kernel rows outside the image are left out, if zeros stand there.
  *
- * Either the rows of x that the kernel reaches are copied, LANES channels at a time, with zeros left and right, into a
+ * Either the rows of x that the kernel reaches are copied, LANES channels at a time, with what stands left and right, into a
  * ring of rows that the L1 cache holds: whatever the strides of x, neighbours lie side by side there, and no two of them
  * fall on one another in the cache. Or, where a kernel of three columns meets strides that the cache can take, tiles
  * read x where it lies, and only those at an edge have their inputs copied: a third less time.
@@ -24,7 +24,7 @@
 
 struct or_depthwise {
     float *y;
-    const float *x, *w;
+    const float *x, *w, *pad;                          /* pad: what stands outside, one per channel; null: zeros */
     float *scratch;                                    /* threads x `memory` floats */
     int64_t memory, channels, images, tasks;
     int64_t bands, segments, range;                    /* range: channels of an item, a multiple of LANES */
@@ -176,17 +176,28 @@ static void choose(const struct or_depthwise *a, tiler *whole, tiler *half)
     *half = known ? halves[k][s] : half_any;
 }
 
-/* `lanes` channels of `count` positions of a row from column `left` on; zeros outside the row and after the lanes. */
-static void copy_row(const struct or_depthwise *a, float *to, const float *row, int64_t left, int64_t count,
-                     int64_t lanes)
+/* `count` positions that lie outside. */
+static float *copy_outside(float *to, const float *pad, int64_t count)
 {
-    int64_t before = left < 0 ? -left : 0, inside = a->x_columns - left;
-    before = before < count ? before : count;
-    inside = inside < count ? inside : count;
-    for (int64_t j = 0; j < before; j++, to += LANES)
-        memset(to, 0, 4 * LANES);
-    const float *x = row + (left + before) * a->x_pixel;
+    const v8 low = pad ? load8(pad) : all8(0), high = pad ? load8(pad + 8) : all8(0);
+    for (int64_t j = 0; j < count; j++, to += LANES) {
+        store8(to, low);
+        store8(to + 8, high);
+    }
+    return to;
+}
+
+/* `lanes` channels from c on of `count` positions of a row, from column `left` on; zeros after the lanes. x: image. */
+static void copy_row(const struct or_depthwise *a, float *to, const float *x, int64_t row, int64_t left, int64_t count,
+                     int64_t c, int64_t lanes)
+{
+    const float *pad = a->pad ? a->pad + c : NULL;
     const int64_t step = a->x_pixel, ahead = a->x_row;
+    int64_t before = left < 0 ? -left : 0, inside = a->x_columns - left;
+    before = before < count && row >= 0 && row < a->x_rows ? before : count;
+    inside = inside < before ? before : inside < count ? inside : count;
+    to = copy_outside(to, pad, before);
+    x += row * a->x_row + (left + before) * step + c;
     for (int64_t j = before; j < inside; j++, to += LANES, x += step)
         if (lanes == LANES) {
             __builtin_prefetch(x + ahead);
@@ -196,16 +207,18 @@ static void copy_row(const struct or_depthwise *a, float *to, const float *row, 
             memset(to, 0, 4 * LANES);
             memcpy(to, x, 4 * (size_t)lanes);
         }
-    for (int64_t j = before > inside ? before : inside; j < count; j++, to += LANES)
-        memset(to, 0, 4 * LANES);
+    copy_outside(to, pad, count - inside);
 }
 
 INLINE int64_t ceiling(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
-/* Of row i of y: the kernel rows that lie inside the image, from the one returned on, t->rows of them. */
-static int64_t inside(const struct or_depthwise *a, struct tile *t, int64_t top)
+/* The kernel rows that count where the first one lies on row `top` of x: from the one returned on, t->rows of them. */
+static int64_t counting(const struct or_depthwise *a, struct tile *t, int64_t top)
 {
     const int64_t D = a->row_dilation;
+    t->rows = a->w_rows;
+    if (a->pad)
+        return 0;
     int64_t first = top < 0 ? ceiling(-top, D) : 0, stop = a->x_rows > top ? ceiling(a->x_rows - top, D) : 0;
     stop = stop < a->w_rows ? stop : a->w_rows;
     t->rows = stop > first ? stop - first : 0;
@@ -233,36 +246,44 @@ INLINE const float *weights(const struct or_depthwise *a, int64_t c, int64_t fir
     return a->w + c * a->w_rows * a->w_columns + first * a->w_columns * LANES;
 }
 
+/* Where row `row` of x lies in the ring. */
+INLINE int64_t slot(const struct or_depthwise *a, int64_t row)
+{
+    int64_t place = row % a->ring;
+    return (place < 0 ? place + a->ring : place) * a->width * LANES;
+}
+
 /* By way of the ring, for one block of LANES channels. */
 static void by_ring(const struct or_depthwise *a, const struct part *p, float *ring, tiler whole, tiler half)
 {
     const int64_t left = p->j0 * a->column_stride - a->column_begin, D = a->row_dilation;
-    const float *x = a->x + p->n * a->x_image + p->c0;
-    int64_t next = 0; /* the first row of x that is not in the ring */
+    const float *x = a->x + p->n * a->x_image;
+    int64_t next = INT64_MIN; /* the first row of x that is not in the ring */
     struct tile t;
     look(a, &t);
     for (int64_t i = p->i0; i < p->i1; i++) {
-        const int64_t top = i * a->row_stride - a->row_begin, first = inside(a, &t, top);
+        const int64_t top = i * a->row_stride - a->row_begin, first = counting(a, &t, top);
         t.w = weights(a, p->c0, first);
         aim(a, p, &t, i, p->j0, p->c0);
-        next = next > top + first * D ? next : top + first * D;
+        const int64_t lowest = top < 0 && !a->pad ? 0 : top; /* that this or a later row of y may need */
+        next = next > lowest ? next : lowest;
         for (; t.rows && next <= top + (first + t.rows - 1) * D; next++)
-            copy_row(a, ring + next % a->ring * a->width * LANES, x + next * a->x_row, left, a->width, t.lanes);
+            copy_row(a, ring + slot(a, next), x, next, left, a->width, p->c0, t.lanes);
         for (int64_t j = p->j0; j < p->j1; j += t.outputs) {
             aim(a, p, &t, i, j, p->c0);
             for (int64_t r = 0; r < t.rows; r++)
-                t.x[r] = ring + ((top + (first + r) * D) % a->ring * a->width + (j - p->j0) * a->column_stride) * LANES;
+                t.x[r] = ring + slot(a, top + (first + r) * D) + (j - p->j0) * a->column_stride * LANES;
             (t.outputs > TILE / 2 ? whole : half)(a, &t);
         }
     }
 }
 
-/* The inputs of a tile at column `left` of x, `count` in each row, copied to `buffer`. */
-static void copy_inputs(const struct or_depthwise *a, struct tile *t, const float *x, int64_t left, int64_t count,
-                        float *buffer)
+/* The inputs of a tile, `count` from column `left` on in each kernel row from row `top` of x on, copied to `buffer`. */
+static void copy_inputs(const struct or_depthwise *a, struct tile *t, const float *x, int64_t top, int64_t left,
+                        int64_t count, float *buffer)
 {
-    for (int64_t r = 0; r < t->rows; r++, x += a->row_dilation * a->x_row, buffer += count * LANES) {
-        copy_row(a, buffer, x, left, count, t->lanes);
+    for (int64_t r = 0; r < t->rows; r++, buffer += count * LANES) {
+        copy_row(a, buffer, x, top + r * a->row_dilation, left, count, t->c, t->lanes);
         t->x[r] = buffer;
     }
 }
@@ -271,12 +292,14 @@ static void copy_inputs(const struct or_depthwise *a, struct tile *t, const floa
 static void directly(const struct or_depthwise *a, const struct part *p, float *buffer, tiler whole, tiler half)
 {
     const int64_t S = a->column_stride;
+    const float *x = a->x + p->n * a->x_image;
     const tiler direct = S == 1 ? direct31 : direct32, straight = S == 1 ? straight31 : straight32;
     struct tile t;
     look(a, &t);
     for (int64_t i = p->i0; i < p->i1; i++) {
-        const int64_t top = i * a->row_stride - a->row_begin, first = inside(a, &t, top);
-        const float *x = a->x + p->n * a->x_image + (top + first * a->row_dilation) * a->x_row;
+        const int64_t top = i * a->row_stride - a->row_begin, first = counting(a, &t, top);
+        const int64_t row = top + first * a->row_dilation, end = row + (t.rows - 1) * a->row_dilation;
+        const int within = row >= 0 && end < a->x_rows;
         for (int64_t j = p->j0; j < p->j1; j += t.outputs) {
             const int64_t left = j * S - a->column_begin;
             for (int64_t c = p->c0; c < p->c1; c += LANES) {
@@ -284,12 +307,12 @@ static void directly(const struct or_depthwise *a, const struct part *p, float *
                 t.w = weights(a, c, first);
                 const int full = t.outputs > TILE / 2;
                 const int64_t count = ((full ? TILE : TILE / 2) - 1) * S + 3;
-                if (left >= 0 && left + count <= a->x_columns && t.lanes % 8 == 0) {
+                if (left >= 0 && left + count <= a->x_columns && within && t.lanes % 8 == 0) {
                     for (int64_t r = 0; r < t.rows; r++)
-                        t.x[r] = x + r * a->row_dilation * a->x_row + left * a->x_pixel + c;
+                        t.x[r] = x + (row + r * a->row_dilation) * a->x_row + left * a->x_pixel + c;
                     (full ? direct : straight)(a, &t);
                 } else {
-                    copy_inputs(a, &t, x + c, left, count, buffer);
+                    copy_inputs(a, &t, x, row, left, count, buffer);
                     (full ? whole : half)(a, &t);
                 }
             }

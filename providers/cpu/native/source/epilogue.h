@@ -17,7 +17,7 @@ enum activation {
 };
 
 /* Words of the args of every kernel with an epilogue: `struct epilogue e` in its struct, `Library` words from
- * `compiled_epilogue` of kernels/epilogue.py. bias, scale, shift: one number per column, null for none, readable up to
+ * `epilogue_words` of kernels/panels.py. bias, scale, shift: one number per column, null for none, readable up to
  * 24 floats behind the last column. The residual has a row for each row of y, `residual_row` floats apart, and columns
  * `residual_column` floats apart. */
 struct epilogue {
