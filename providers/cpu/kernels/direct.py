@@ -85,8 +85,8 @@ def convolve_directly(
 ) -> None:
     """Record y = epilogue(convolution of x with w).
 
-    x [N, C, *spatial], w [M, C / group, *kernel] (input 1 of the node), y [N, M, *out], all float32 and not empty; y in
-    C order or with the channels last. Inputs of the epilogue are those of the node; input PAD gives the padding.
+    x [N, C, *spatial], y [N, M, *out], float32 and not empty; y in C order or with the channels last. w is input 1 of
+    the node, [M, C / group, *kernel], of any float. The epilogue's inputs are the node's; input PAD gives the padding.
     """
     order = channels_last(x.ndim)
     channels, features = w.shape[1], w.shape[0] // group
@@ -99,7 +99,8 @@ def convolve_directly(
     length = channels * (at.kernel[2] if joined else 1)
     depth = channels * math.prod(at.kernel)
     single = length if w.shape[0] == 1 else 0
-    weights = packed_weights(b, 1, f"of {group} groups", w, single, lambda c: _as_matrices(c, group))
+    shape = (group, depth, features)
+    weights = packed_weights(b, 1, f"of {group} groups", shape, single, lambda c: _as_matrices(c, group))
 
     positions = math.prod(g.out)
     y_steps = (positions * w.shape[0], w.shape[0], 1) if last else (positions * w.shape[0], 1, positions)
