@@ -209,13 +209,6 @@ def convolve(
         _by_columns(b, x, matrix, y, g, group)
 
 
-def add_bias(b: Bind, y: np.ndarray, bias: np.ndarray) -> None:
-    """Record y += bias, per channel."""
-    if bias.shape != y.shape[1:2]:
-        raise ValueError(f"bias {list(bias.shape)} does not fit an output {list(y.shape)}")
-    b.step(np.add, y, b.reshaped(bias, bias.shape + (1,) * (y.ndim - 2)), y)
-
-
 @dataclass(frozen=True)
 class Fused:
     """A convolution and what follows it in the same kernel."""
