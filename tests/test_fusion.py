@@ -21,6 +21,8 @@ RNG = np.random.default_rng(5)
 WEIGHTS: dict[str, np.ndarray] = {
     "w": RNG.normal(0, 0.3, (4, 3, 3, 3)),  # Conv of 3 channels to 4
     "w1": RNG.normal(0, 0.5, (4, 4, 1, 1)),
+    "wt": RNG.normal(0, 0.3, (4, 6, 2, 2)), "wtg": RNG.normal(0, 0.3, (4, 3, 3, 3)),  # transposed, of 4 to 6
+    "c61": RNG.normal(0, 1, (6, 1, 1)),
     "w4": RNG.normal(0, 0.3, (6, 4, 3, 3)), "wg": RNG.normal(0, 0.3, (6, 2, 3, 3)),  # of 4, in two groups
     "dw": RNG.normal(0, 0.5, (4, 1, 3, 3)),  # depthwise
     "m": RNG.normal(0, 0.4, (8, 6)),  # MatMul of 8 to 6
@@ -38,6 +40,7 @@ IMAGE = "agraph (float[N, 3, H, W] x) => (float[N, 4, P, Q] y)"
 SMALL = "agraph (float[N, 4, H, W] x) => (float[N, 4, H, W] y)"
 ROWS = "agraph (float[N, M, 8] x) => (float[N, M, K] y)"
 LIKE = "agraph (float[N, M, 8] x) => (float[N, M, 8] y)"
+BEHIND = SMALL.replace("float[N, 4, H, W] y", "float[N, K, P, Q] y")
 FEEDS = {
     IMAGE: {"x": RNG.normal(0, 2, (2, 3, 6, 5)).astype(np.float32)},
     SMALL: {"x": RNG.normal(0, 3, (2, 4, 5, 3)).astype(np.float32)},
@@ -206,6 +209,18 @@ def test_convolutions_take_what_follows(name: str) -> None:
     assert set(left) == {"Conv"}
 
 
+TRANSPOSED = {
+    "affine, relu": "c = ConvTranspose<strides = [2, 2]>(x, wt, b6)  a = Mul(c, c61)  b = Add(a, neg)  y = Relu(b)",
+    "groups": "c = ConvTranspose<group = 2, pads = [1, 1, 0, 0]>(x, wtg)  a = Div(c, c61)  b = Sub(a, c61)  y = Relu(b)",
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions_take_what_follows(name: str) -> None:
+    proto = weighted(f"{BEHIND} {{ {TRANSPOSED[name]} }}")
+    assert check_fused(proto, FEEDS[SMALL], {"convtranspose+relu": 1}) == ["ConvTranspose"]
+
+
 def test_two_added_convolutions_are_two_ops() -> None:
     text = "c = Conv(x, w)  d = Conv(x, w, b4)  a = Add(c, d)  y = Relu(a)"
     assert check_fused(weighted(f"{IMAGE} {{ {text} }}"), FEEDS[IMAGE], {"conv+relu": 1}) == ["Conv", "Conv"]
@@ -232,7 +247,6 @@ def test_a_result_of_the_model_is_kept() -> None:
     assert check_fused(weighted(text), FEEDS[IMAGE], {}) == ["Conv", "Relu"]
 
 
-BEHIND = SMALL.replace("float[N, 4, H, W] y", "float[N, K, P, Q] y")
 FORWARD = {
     "scale": "a = Mul(x, c4)  y = Conv<pads = [1, 1, 1, 1]>(a, w4)",
     "scale with holes": "a = Mul(x, holes)  y = Conv<pads = [1, 1, 1, 1]>(a, w4)",

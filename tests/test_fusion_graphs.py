@@ -127,14 +127,15 @@ FUSED: dict[str, tuple[int, dict[str, int]]] = {
     "silero-ifless": (4, {"chain": 6, "conv+relu": 8, "conv+sigmoid": 2, "gemm": 2}),
     "silero-openvino": (28, {"chain": 1, "conv+relu": 4, "conv+sigmoid": 1, "identity": 6}),
     "ppocr-det": (
-        93,
+        91,
         {
-            "batch-normalization": 1,
-            "chain": 10,
+            "chain": 8,
             "conv": 5,
             "conv+hardsigmoid": 10,
             "conv+hardswish": 24,
             "conv+relu": 11,
+            "convtranspose+relu": 1,
+            "convtranspose+sigmoid": 1,
             "forward": 20,
             "hard-swish": 24,
         },
