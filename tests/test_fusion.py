@@ -211,7 +211,7 @@ def test_convolutions_take_what_follows(name: str) -> None:
 
 TRANSPOSED = {
     "affine, relu": "c = ConvTranspose<strides = [2, 2]>(x, wt, b6)  a = Mul(c, c61)  b = Add(a, neg)  y = Relu(b)",
-    "groups": "c = ConvTranspose<group = 2, pads = [1, 1, 0, 0]>(x, wtg)  a = Div(c, c61)  b = Sub(a, c61)  y = Relu(b)",
+    "groups": "c = ConvTranspose<group = 2, pads = [1, 1, 0, 0]>(x, wtg)  a = Div(c, c61)  y = Relu(a)",
 }
 
 
@@ -416,6 +416,23 @@ def test_what_hands_its_input_on_is_left_out(name: str) -> None:
     assert check_fused(weighted(f"{LIKE} {{ {CLEAN[name]} }}", extra), FEEDS[LIKE]) == ["Softsign"]
 
 
+HANDED_ON = {
+    "result": ("a = Exp(x)  y = Identity(a)", ["Exp"]),
+    "result that is read": ("a = Exp(x)  y = Identity(a)  z = Softsign(a)", ["Exp", "Softsign"]),
+    "two results": ("a = Exp(x)  y = Identity(a)  z = Identity(a)", ["Exp", "Identity"]),
+    "result of both": ("z = Exp(x)  y = Identity(z)", ["Exp", "Identity"]),
+    "input": ("y = Identity(x)", ["Identity"]),
+    "turned": ("a = Exp(x)  b = Transpose<perm = [0, 2, 1]>(a)  y = Transpose<perm = [0, 2, 1]>(b)", ["Exp"]),
+}
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
+def test_a_result_is_made_by_who_makes_its_source(name: str) -> None:
+    text, kinds = HANDED_ON[name]
+    outputs = LIKE.replace("y)", "y, float[N, M, 8] z)") if "z = " in text else LIKE
+    assert check_fused(weighted(f"{outputs} {{ {text} }}"), FEEDS[LIKE]) == kinds
+
+
 def test_constants_are_made_once_and_pruned() -> None:
     text = "t = Transpose(mt)  k = Mul(t, half)  p = MatMul(x, k)  z = Shape(p)  y = Add(p, b6)"
     assert check_fused(weighted(f"{ROWS} {{ {text} }}"), FEEDS[ROWS], {"matmul": 1}) == ["MatMul"]
@@ -431,7 +448,7 @@ def test_bodies_are_fused_and_captures_are_kept() -> None:
                    else_branch = no () => (float[N, M, 6] b) { v = Exp(q)  b = Identity(v) }> }""")
     for branch in (True, False):
         feeds = {**FEEDS[ROWS], "c": np.array(branch)}
-        check_fused(proto, feeds, {"chain": 1})
+        check_fused(proto, feeds, {"chain": 1, "identity": 1})
 
 
 def test_errors_and_spans_name_the_main_node() -> None:
