@@ -65,6 +65,10 @@ class Draft:
         """The ops that are there now, in order."""
         return [op for op in self._slots if op is not None]
 
+    def ordered(self, ops: Iterable[Op]) -> list[Op]:
+        """These ops, in order."""
+        return sorted(ops, key=self._at.__getitem__)
+
     def has(self, op: Op) -> bool:
         """False for an op that another one stands for by now."""
         return op in self._at
