@@ -142,9 +142,7 @@ def test_deform_conv_that_moves_nothing_is_a_convolution() -> None:
 def test_col2im(case: dict[str, list[int]]) -> None:
     image, block = [7, 8], [3, 2]
     pads, strides, dilations = case.get("pads", [0] * 4), case.get("strides", [1, 1]), case.get("dilations", [1, 1])
-    places = [
-        (image[a] + pads[a] + pads[2 + a] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1 for a in (0, 1)
-    ]
+    places = [(image[a] + pads[a] + pads[2 + a] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1 for a in (0, 1)]
     x = normal(2, 3 * 6, places[0] * places[1])
     check("Col2Im", [x, np.array(image), np.array(block)], opset=18, rtol=1e-5, atol=1e-5, **case)
     with pytest.raises(ValueError, match="do not make an image"):

@@ -31,6 +31,7 @@ from outrider.providers.cpu.native import FAMILIES, Library, NativeError, load
 from outrider.providers.cpu.native.blas import single_thread
 from outrider.providers.cpu.packing import Packing
 from outrider.providers.cpu.program import CpuProgram
+from outrider.providers.cpu.team import Team
 
 __all__ = ["CpuProgram", "CpuProvider"]
 
@@ -54,6 +55,8 @@ class CpuProvider(Provider):
         self._scratch: Scratch | None = None
         self._library: Library | None = None
         self._packing = Packing()
+        self._team: Team | None = None
+        self._ready = False  # the kernels are chosen
         self._families: tuple[str, ...] = ()
         self._without = "no model has been loaded"  # why there is no library
         self._warn: Callable[..., None] = lambda *args: None
@@ -82,16 +85,18 @@ class CpuProvider(Provider):
 
     def _load_library(self) -> None:
         """With the first model, which may take minutes to load: the kernels may have to be compiled."""
-        families, self._families = self._families, ()
-        if not families:
+        if self._ready:
             return
+        self._ready = True
         try:
-            self._library = load(families, self._threads)
+            if self._families:
+                self._library = load(self._families, self._threads)
         except NativeError as reason:
             self._without = str(reason)
             self._warn("the cpu provider runs in NumPy only: %s", reason)
-        else:
-            single_thread()
+        # Two pools that share out work would disturb each other: BLAS has one thread where there is another pool.
+        if (self._library is not None or self._threads > 1) and single_thread() and self._library is None:
+            self._team = Team(self._threads)
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
         """One claim per node that is served, reasons for the others."""
@@ -104,7 +109,7 @@ class CpuProvider(Provider):
         self._load_library()
         program = CpuProgram(
             unit, self._scratch, self._threads, self._trace, self._reshape, self._cancelled, self._library,
-            self._packing,
+            self._packing, self._team,
         )  # fmt: skip
         self._programs.append(program)
         return program
@@ -164,6 +169,8 @@ class CpuProvider(Provider):
             self._scratch.trim(0)
         if self._library is not None:
             self._library.stop()
+        if self._team is not None:
+            self._team.stop()
 
 
 def _families(option: Any) -> tuple[str, ...]:

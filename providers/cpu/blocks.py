@@ -24,6 +24,7 @@ from outrider.providers.cpu.items import KNOWN, Item
 from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
 from outrider.providers.cpu.native import Library
 from outrider.providers.cpu.packing import Packed, Packing
+from outrider.providers.cpu.team import Team
 from outrider.providers.wire.graph import Graph
 
 ABSENT = -1  # the number of an omitted input or an unnamed output
@@ -90,7 +91,7 @@ class Code:
     """A compiled unit, before any signature is known. `reshape`: bindings are made from earlier ones.
 
     `cancelled`: whether the present run was cancelled, see `Context`. `library`: the compiled kernels, if there are.
-    `packing`: what it shares of prepacked weights with other units.
+    `packing`: what it shares of prepacked weights with other units. `team`: the threads of NumPy steps, if several.
     """
 
     def __init__(
@@ -104,11 +105,13 @@ class Code:
         cancelled: Callable[[], bool] = lambda: False,
         library: Library | None = None,
         packing: Packing | None = None,
+        team: Team | None = None,
     ) -> None:
         self.trace = Trace() if trace is None else trace
         self.reshape = reshape
         self.cancelled = cancelled
         self.library = library
+        self.team = team
         self.names: list[str] = []
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)

@@ -65,7 +65,7 @@ class BoundMode(Bind):
 
     def __init__(self, binder: Binder, op: Op, items: Sequence[Item | None], memory: OpMemory, final: bool) -> None:
         values = [None if item is None else item.value for item in items]
-        super().__init__(op.step, values, binder.threads, binder.code.library)
+        super().__init__(op.step, values, binder.threads, binder.code.library, binder.code.team)
         self.binder = binder
         self.op = op
         self.items = items
@@ -155,7 +155,10 @@ class BoundMode(Bind):
         return packed_once(self.binder.code, self.op, key, i, make, self.const(i), self.items)
 
     def step(self, fn: Callable[..., Any], *args: Any) -> None:
-        self.steps.append(partial(fn, *args) if args else fn)
+        if self.team is None:
+            self.steps.append(partial(fn, *args) if args else fn)
+        else:
+            self.steps.append(self.team.step(fn, args))
 
     def record(self) -> Record:
         """The op is bound."""
@@ -188,7 +191,7 @@ class RunMode(Bind):
     """The frame's immediate mode, with memory checked before it is taken and packed weights kept."""
 
     def __init__(self, around: Surroundings, op: Op, inputs: Sequence[Any]) -> None:
-        super().__init__(op.step, inputs, around.threads, around.code.library)
+        super().__init__(op.step, inputs, around.threads, around.code.library, around.code.team)
         self.around = around
         self.op = op
 
@@ -206,6 +209,12 @@ class RunMode(Bind):
         # As in the bound mode, so that an op computes the same way in both.
         number = self.op.inputs[i] if i < len(self.op.inputs) else ABSENT
         return number == ABSENT or self.around.item(number).state == KNOWN
+
+    def step(self, fn: Callable[..., Any], *args: Any) -> None:
+        if self.team is None:
+            fn(*args)
+        else:
+            self.team.step(fn, args)()
 
     def packed(self, key: str, i: int, make: Callable[[np.ndarray], Any]) -> Any:
         items = [None if number == ABSENT else self.around.item(number) for number in self.op.inputs]

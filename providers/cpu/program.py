@@ -17,6 +17,7 @@ from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item
 from outrider.providers.cpu.lineage import Lineage
 from outrider.providers.cpu.native import Library
 from outrider.providers.cpu.packing import Packing
+from outrider.providers.cpu.team import Team
 from outrider.providers.cpu.usage import Memory, program_memory
 
 
@@ -36,9 +37,12 @@ class CpuProgram(Program):
         cancelled: Callable[[], bool] = lambda: False,
         library: Library | None = None,
         packing: Packing | None = None,
+        team: Team | None = None,
     ) -> None:
         nodes = (*unit.constant_nodes, *unit.nodes)
-        self.code = Code(nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled, library, packing)
+        self.code = Code(
+            nodes, unit.inputs, unit.outputs, unit.constants, trace, reshape, cancelled, library, packing, team
+        )
         self.fused: Mapping[str, int] = fuse(self.code) if unit.optimization == "all" else {}
         self.bound = 0
         self.unbound_nodes = 0

@@ -7,6 +7,7 @@ bias [M], y [N, M, *out].
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from outrider.providers.cpu.kernels.epilogue import (
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, channels_last, kernel
 from outrider.providers.cpu.kernels.precision import finish, target, wide, widened
 from outrider.providers.cpu.kernels.windows import COLUMNS, Geometry, Window, geometry, padded, sliding, window
+from outrider.providers.cpu.team import product_time
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
 
@@ -51,7 +53,11 @@ def conv_geometry(p: Convolution, x: np.ndarray, w: np.ndarray) -> Geometry:
     return geometry(p.window, x.shape[2:], w.shape[2:])
 
 
-def _run_blocks(blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]) -> None:
+# Columns, the windows to copy there, weights, the columns as a matrix, where the product goes.
+_Block = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _run_blocks(blocks: list[_Block]) -> None:
     for columns, windows, weights, matrix, out in blocks:
         np.copyto(columns, windows)
         np.matmul(weights, matrix, out)
@@ -78,33 +84,41 @@ def _by_columns(b: Bind, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometr
         writeable=False,
     )
     results = y.reshape((images, group, y.shape[1] // group) + g.out)
-    blocks = []
-    if group * depth * count <= COLUMNS:  # several images at once
-        many = min(images, max(1, COLUMNS // (group * depth * count)))
-        place = b.scratch((many,) + views.shape[1:], x.dtype)
-        matrix, flat = place.reshape(many, group, depth, count), results.reshape(images, group, -1, count)
-        for n in range(0, images, many):
-            m = min(many, images - n)
-            blocks.append((place[:m], views[n : n + m], w, matrix[:m], flat[n : n + m]))
+    shares = b.shares(product_time(y.shape[1], images * count, depth, y.itemsize))
+    if group * depth * count <= COLUMNS and images >= shares:  # several images at once
+        many = min(images // shares, max(1, COLUMNS // (group * depth * count)))
+
+        def blocks() -> Iterator[_Block]:
+            place = b.scratch((many,) + views.shape[1:], x.dtype)
+            matrix, flat = place.reshape(many, group, depth, count), results.reshape(images, group, -1, count)
+            for n in range(0, images, many):
+                m = min(many, images - n)
+                yield place[:m], views[n : n + m], w, matrix[:m], flat[n : n + m]
+
     else:  # rows of one group of one image
         row = count // g.out[0]
-        rows = max(1, min(g.out[0], COLUMNS // (depth * row)))
-        memory = b.scratch((depth * rows * row,), x.dtype)
+        rows = max(1, min(-(-g.out[0] // shares), COLUMNS // (depth * row)))
         lead = (slice(None),) * (1 + len(g.kernel))
-        for n in range(images):
-            for k in range(group):
-                for first in range(0, g.out[0], rows):
-                    part = min(rows, g.out[0] - first)
-                    place = memory[: depth * part * row].reshape((channels,) + g.kernel + (part,) + g.out[1:])
-                    out = results[n, k].reshape(-1, count)[:, first * row : (first + part) * row]
-                    windows = views[n, k][lead + (slice(first, first + part),)]
-                    blocks.append((place, windows, w[k], place.reshape(depth, part * row), out))
-    b.step(_run_blocks, blocks)
+
+        def blocks() -> Iterator[_Block]:
+            memory = b.scratch((depth * rows * row,), x.dtype)
+            for n in range(images):
+                for k in range(group):
+                    for first in range(0, g.out[0], rows):
+                        part = min(rows, g.out[0] - first)
+                        place = memory[: depth * part * row].reshape((channels,) + g.kernel + (part,) + g.out[1:])
+                        out = results[n, k].reshape(-1, count)[:, first * row : (first + part) * row]
+                        windows = views[n, k][lead + (slice(first, first + part),)]
+                        yield place, windows, w[k], place.reshape(depth, part * row), out
+
+    b.at_once(_run_blocks, [[*blocks()][share::shares] for share in range(shares)])
 
 
-def _run_shifts(
-    blocks: list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]]]],
-) -> None:
+# Part of the result, and (weights, input, their product, its parts, one per tap, to add up there).
+_Shifts = tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]]]
+
+
+def _run_shifts(blocks: list[_Shifts]) -> None:
     for out, products in blocks:
         first = True
         for weights, x, product, parts in products:
@@ -139,27 +153,30 @@ def _by_shifts(
     joint = taps * features < 32
     halo = (tall - 1) * below if joint else 0
     together = tall if joint else 1
-    rows = max(1, min(height, COLUMNS // (together * taps * features * pitch) - halo))
-    memory = b.scratch((together * taps * features * (rows + halo) * pitch,), y.dtype)
-    blocks = []
-    for n in range(len(planes)):
-        for top in range(0, height, rows):
-            r = min(rows, height - top)
-            products = []
-            for first in range(0, tall, together):
-                start = (top + first * below) * pitch
-                size = (r + halo) * pitch
-                place = memory[: together * taps * features * size]
-                stack = place.reshape(together, taps, features, r + halo, pitch)
-                parts = [
-                    stack[k, t, :, k * below : k * below + r, t * aside : t * aside + length]
-                    for k in range(together)
-                    for t in range(taps)
-                ]
-                matrix = weights[first : first + together].reshape(-1, channels)
-                products.append((matrix, planes[n, :, start : start + size], place.reshape(-1, size), parts))
-            blocks.append((results[n, :, top : top + r], products))
-    b.step(_run_shifts, blocks)
+    shares = b.shares(product_time(y.size, tall * taps, channels, y.itemsize))
+    rows = max(1, min(-(-height // shares), COLUMNS // (together * taps * features * pitch) - halo))
+
+    def blocks() -> Iterator[_Shifts]:
+        memory = b.scratch((together * taps * features * (rows + halo) * pitch,), y.dtype)
+        for n in range(len(planes)):
+            for top in range(0, height, rows):
+                r = min(rows, height - top)
+                products = []
+                for first in range(0, tall, together):
+                    start = (top + first * below) * pitch
+                    size = (r + halo) * pitch
+                    place = memory[: together * taps * features * size]
+                    stack = place.reshape(together, taps, features, r + halo, pitch)
+                    parts = [
+                        stack[k, t, :, k * below : k * below + r, t * aside : t * aside + length]
+                        for k in range(together)
+                        for t in range(taps)
+                    ]
+                    matrix = weights[first : first + together].reshape(-1, channels)
+                    products.append((matrix, planes[n, :, start : start + size], place.reshape(-1, size), parts))
+                yield results[n, :, top : top + r], products
+
+    b.at_once(_run_shifts, [[*blocks()][share::shares] for share in range(shares)])
 
 
 def _is_depthwise(x: np.ndarray, group: int) -> bool:

@@ -5,7 +5,9 @@ Shapes: x [N, C, *spatial], weights [C * times, 1, *kernel], y [N, C * times, *o
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
@@ -22,6 +24,7 @@ from outrider.providers.cpu.kernels.windows import (
     plane_words,
     sliding,
 )
+from outrider.providers.cpu.team import product_time
 
 _LANES, _MOST_ROWS = 16, 64  # as depthwise.c has them
 _RING = (
@@ -126,43 +129,41 @@ def depthwise(
     windows, results = sliding(x, g), y.reshape((images, channels, times) + g.out)
     lead = g.out[:-1] + (count,)
     depth, inner = rows * span, math.prod(lead[1:])
-    many = max(1, min(channels, COLUMNS // (depth * inner * lead[0])))
+    shares = b.shares(product_time(y.size, rows * span, 1, y.itemsize))
+    many = max(1, min(-(-channels // shares), COLUMNS // (depth * inner * lead[0])))
     part = lead[0] if len(lead) == 1 else max(1, min(lead[0], COLUMNS // (depth * inner)))  # rows of one block
-    columns = b.scratch((many * part * inner * depth,), dtype)
     exact = count * width == length
-    place = None if exact else b.scratch((many * times * part * inner * width,), dtype)
     flat = y.reshape(images, channels, times, -1, width) if exact else y
-    blocks = []
-    for n in range(images):
-        for c in range(0, channels, many):
-            m = min(many, channels - c)
+
+    def blocks() -> Iterator[_Band]:
+        columns = b.scratch((many * part * inner * depth,), dtype)
+        place = None if exact else b.scratch((many * times * part * inner * width,), dtype)
+        for n, c, first in itertools.product(range(images), range(0, channels, many), range(0, lead[0], part)):
+            m, r = min(many, channels - c), min(part, lead[0] - first)
             own = slice(c, c + m)
-            for first in range(0, lead[0], part):
-                r = min(part, lead[0] - first)
-                memory = columns[: m * r * inner * depth]
-                out, below = results[n, own], windows[n, own]
-                if len(lead) > 1:
-                    out = out[:, :, first : first + r]
-                    below = below[(slice(None),) * (1 + len(g.kernel)) + (slice(first, first + r),)]
-                if place is None:
-                    product, cropped = flat[n, own, :, first * inner : (first + r) * inner], None
-                else:
-                    product = place[: m * times * r * inner * width].reshape(m, times, r * inner, width)
-                    cropped = product.reshape(out.shape[:-1] + (count * width,))[..., :length]
-                blocks.append(
-                    _Band(
-                        memory.reshape((m, r) + lead[1:] + g.kernel[:-1] + (span,)),
-                        source[n, own, first : first + r],
-                        memory.reshape(m, 1, r * inner, depth),
-                        matrices[own],
-                        product,
-                        cropped,
-                        out,
-                        below,
-                        plain[own],
-                    )
-                )
-    b.step(_run_bands, blocks)
+            memory = columns[: m * r * inner * depth]
+            out, below = results[n, own], windows[n, own]
+            if len(lead) > 1:
+                out = out[:, :, first : first + r]
+                below = below[(slice(None),) * (1 + len(g.kernel)) + (slice(first, first + r),)]
+            if place is None:
+                product, cropped = flat[n, own, :, first * inner : (first + r) * inner], None
+            else:
+                product = place[: m * times * r * inner * width].reshape(m, times, r * inner, width)
+                cropped = product.reshape(out.shape[:-1] + (count * width,))[..., :length]
+            yield _Band(
+                memory.reshape((m, r) + lead[1:] + g.kernel[:-1] + (span,)),
+                source[n, own, first : first + r],
+                memory.reshape(m, 1, r * inner, depth),
+                matrices[own],
+                product,
+                cropped,
+                out,
+                below,
+                plain[own],
+            )
+
+    b.at_once(_run_bands, [[*blocks()][share::shares] for share in range(shares)])
 
 
 # Compiled ------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 from outrider.providers.cpu.kernels.blockwise import INSTRUCTIONS, blockwise, takes
 from outrider.providers.cpu.kernels.frame import Bind, kernel
 from outrider.providers.cpu.kernels.support import clamp, convert, scalar, widened
+from outrider.providers.cpu.team import parts
 from outrider.providers.wire.dtypes import FLOATS, INTEGERS, NUMBERS, SIGNED
 from outrider.providers.wire.graph import Node
 
@@ -175,6 +176,7 @@ _ERF64_LARGE = (
     0.33401762024759163, -1.9118803477693076, 5.249534374252149, -11.132393233927004, 18.152161991693603,
     -20.72094710499922, 15.76330141803354, -7.626724262645148, 2.1279898132378143, -0.26065725694853314,
 )  # fmt: skip
+_ERF_TIME = 5.0  # nanoseconds per element in float32
 _BLOCK = 16384  # elements: three float32 blocks stay in the first and second cache
 
 
@@ -190,7 +192,8 @@ def _erf32(x: np.ndarray, y: np.ndarray, square: np.ndarray, total: np.ndarray) 
     np.tanh(total, y)
 
 
-def _erf32_blocks(x: np.ndarray, y: np.ndarray, square: np.ndarray, total: np.ndarray) -> None:
+def _erf32_blocks(share: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> None:
+    x, y, square, total = share
     for start in range(0, x.size, _BLOCK):
         part = slice(start, start + _BLOCK)
         count = min(_BLOCK, x.size - start)
@@ -227,8 +230,10 @@ def erf_steps(b: Bind, x: np.ndarray, y: np.ndarray) -> None:
         return
     if x.flags.c_contiguous and y.flags.c_contiguous:
         count = min(x.size, _BLOCK)
-        # C-contiguous: reshape gives views
-        b.step(_erf32_blocks, x.reshape(-1), y.reshape(-1), b.scratch((count,), x.dtype), b.scratch((count,), x.dtype))
+        x, y = x.reshape(-1), y.reshape(-1)  # C-contiguous: reshape gives views
+        shares = parts(x.size, b.shares(x.size * _ERF_TIME))
+        room = [(b.scratch((count,), x.dtype), b.scratch((count,), x.dtype)) for _ in shares]
+        b.at_once(_erf32_blocks, [(x[part], y[part], *own) for part, own in zip(shares, room, strict=True)])
         return
     b.step(_erf32, x, y, b.scratch(x.shape, x.dtype), b.scratch(x.shape, x.dtype))
 

@@ -39,12 +39,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from outrider.providers.cpu.kernels.copying import copier
 from outrider.providers.cpu.native import FAMILIES, Library
+from outrider.providers.cpu.team import Team
 from outrider.providers.wire.dtypes import is_raw, numpy_dtype
 from outrider.providers.wire.graph import Node
 
@@ -68,12 +70,20 @@ class Bind:
     maps and strings. `outputs`: how many leading outputs exist; `wanted(i)` tells whether output i has a name.
     """
 
-    def __init__(self, node: Node, inputs: Sequence[Any], threads: int = 1, library: Library | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        inputs: Sequence[Any],
+        threads: int = 1,
+        library: Library | None = None,
+        team: Team | None = None,
+    ) -> None:
         self.node = node
         self.inputs = list(inputs)
         self.outputs = len(node.outputs)
         self.threads = threads
         self.library = library
+        self.team = team
         self.results: list[Any] = [None] * self.outputs
 
     # What the node says --------------------------------------------------------------------------------------------
@@ -184,6 +194,21 @@ class Bind:
     def copy(self, y: np.ndarray, x: np.ndarray) -> None:
         """Record y[...] = x, of one dtype and shapes that broadcast to y's; y shares no memory with x."""
         self.step(copier(self.library, y, x))
+
+    def shares(self, nanoseconds: float) -> int:
+        """In how many shares to do so much work of NumPy: more than one where several threads do that."""
+        return 1 if self.team is None else self.team.shares(nanoseconds)
+
+    def at_once(self, fn: Callable[[Any], Any], shares: Sequence[Any]) -> None:
+        """A step that does `fn(share)` for each of the shares, as many as `shares()` said, each in a thread.
+
+        They write to different places. The result must be the same whoever does them.
+        """
+        if len(shares) == 1:
+            self.step(fn, *shares)
+        else:
+            assert self.team is not None
+            self.step(self.team.run, [partial(fn, share) for share in shares])
 
     def step(self, fn: Callable[..., Any], *args: Any) -> None:
         """Work of every run: `fn(*args)`, result ignored. `np.add` and its like take the output as last positional."""

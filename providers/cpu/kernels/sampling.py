@@ -139,9 +139,7 @@ def _positions(length: int, corners: bool, dtype: Any) -> np.ndarray:
     return made.astype(dtype)
 
 
-@kernel(
-    "AffineGrid", since=20, dtypes={0: FLOATS}, parse=lambda node: bool(node.attributes.get("align_corners", 0))
-)
+@kernel("AffineGrid", since=20, dtypes={0: FLOATS}, parse=lambda node: bool(node.attributes.get("align_corners", 0)))
 def affine_grid(b: Bind, p: bool) -> None:
     """AffineGrid-20: theta [N, r, r + 1] and a size [N, C, *spatial] -> places [N, *spatial, r] for GridSample."""
     theta, size = b.array(0), ints(b.const(1))

@@ -12,11 +12,13 @@ from outrider.providers.cpu.kernels.blockwise import into, scalar_operand
 from outrider.providers.cpu.kernels.frame import Bind, kernel, order_of
 from outrider.providers.cpu.kernels.precision import cast, finish, target, wide
 from outrider.providers.cpu.native import Library
+from outrider.providers.cpu.team import parts
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
 
 _LOGARITHM, _NAN_TO_ZERO = 1, 2  # flags in C
 _COLUMNS = 64  # COLUMNS in C
+_TIME = 5.0  # nanoseconds per element in NumPy
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def _rows(b: Bind, p: Along, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, 
     return x, y, b.scratch(x.shape[:axis] + (1,) + x.shape[axis + 1 :], y.dtype), axis
 
 
-def _softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
+def _softmax(axis: int, x: np.ndarray, y: np.ndarray, row: np.ndarray) -> None:
     np.maximum.reduce(x, axis, None, row, keepdims=True)
     np.subtract(x, row, y)
     np.exp(y, y)
@@ -54,7 +56,7 @@ def _softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
     np.divide(y, row, y)
 
 
-def _log_softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int, term: np.ndarray) -> None:
+def _log_softmax(axis: int, x: np.ndarray, y: np.ndarray, row: np.ndarray, term: np.ndarray) -> None:
     np.maximum.reduce(x, axis, None, row, keepdims=True)
     np.subtract(x, row, y)
     np.exp(y, term)
@@ -63,9 +65,19 @@ def _log_softmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int, term:
     np.subtract(y, row, y)
 
 
-def _hardmax(x: np.ndarray, y: np.ndarray, row: np.ndarray, axis: int) -> None:
+def _hardmax(axis: int, x: np.ndarray, y: np.ndarray, row: np.ndarray) -> None:
     y.fill(0)
     np.put_along_axis(y, np.expand_dims(np.argmax(x, axis), axis), 1, axis)
+
+
+def _in_shares(b: Bind, work: Callable[..., None], axis: int, *arrays: np.ndarray) -> None:
+    """Record work(axis, *arrays), whose first array has the extents of all but `axis` of the others."""
+    shape = arrays[0].shape
+    others = [other for other in range(len(shape)) if other != axis]
+    longest = max(others, key=lambda other: shape[other], default=axis)
+    shares = min(b.shares(arrays[0].size * _TIME), shape[longest]) if others else 1
+    own = [(slice(None),) * longest + (part,) for part in parts(shape[longest], shares)]
+    b.at_once(lambda share: work(axis, *share), [[array[at] for array in arrays] for at in own])
 
 
 def _bind_softmax(b: Bind, p: Along, work: Callable[..., None], flags: int | None = None) -> None:
@@ -87,7 +99,7 @@ def _bind_softmax(b: Bind, p: Along, work: Callable[..., None], flags: int | Non
     else:
         x, place, row, axis = _rows(b, p, x, total)
         extra = [b.scratch(x.shape, total.dtype)] if work is _log_softmax else []
-        b.step(work, x, place, row, axis, *extra)
+        _in_shares(b, work, axis, x, place, row, *extra)
     finish(b, y, total)
 
 
@@ -194,6 +206,6 @@ def masked_softmax(b: Bind, p: Masked) -> None:
         in_one_pass(b, library, x, y, axis, _NAN_TO_ZERO if p.nan_to_zero else 0, p.factor, mask)
         return
     b.step(_scaled, x, np.float32(p.factor), mask, y)
-    b.step(_softmax, y, y, b.scratch(y.shape[:axis] + (1,) + y.shape[axis + 1 :], y.dtype), axis)
+    _in_shares(b, _softmax, axis, y, y, b.scratch(y.shape[:axis] + (1,) + y.shape[axis + 1 :], y.dtype))
     if p.nan_to_zero:
         b.step(_nan_to_zero, y)

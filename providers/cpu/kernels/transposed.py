@@ -67,16 +67,6 @@ def _placed(p: Transposed, spatial: tuple[int, ...], kernel_shape: tuple[int, ..
     return Geometry(kernel_shape, strides, dilations, tuple(begin), tuple(end), tuple(out), spatial), tuple(out)
 
 
-def _run_spread(
-    images: list[tuple[np.ndarray, list[np.ndarray]]], weights: np.ndarray, matrix: np.ndarray, taps: list[np.ndarray]
-) -> None:
-    """Taps that tile the output: each position is written once."""
-    for x, places in images:
-        np.matmul(weights, x, matrix)
-        for place, column in zip(places, taps, strict=True):
-            np.copyto(place, column)
-
-
 def _run_scatter(
     images: list[tuple[np.ndarray, np.ndarray]],
     weights: np.ndarray,
@@ -119,8 +109,10 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
             each: list[tuple[Any, ...]] = [(slice(None), *tap) for tap in g.taps()]
             steps = [tuple(slice(t, None, k) for t, k in zip(tap, g.kernel, strict=True)) for tap in g.taps()]
             places: list[tuple[Any, ...]] = [(slice(None), *step) for step in steps]
-            images_out = [(flat[n], [result[n][place] for place in places]) for n in range(images)]
-            b.step(_run_spread, images_out, weights, matrix, [columns[at] for at in each])
+            for n in range(images):  # taps that tile the output: each position is written once
+                b.step(np.matmul, weights, flat[n], matrix)
+                for place, at in zip(places, each, strict=True):
+                    b.step(np.copyto, result[n][place], columns[at])
         else:
             length = tuple(max(e, o + f) for e, o, f in zip(g.extent, out, g.begin, strict=True))
             total = b.scratch((features,) + length, dtype)
