@@ -12,8 +12,6 @@ from native_library import libraries
 
 from outrider.providers.cpu.kernels.copying import copy_call, joined
 
-pytestmark = pytest.mark.fast
-
 DTYPES = (np.int8, np.float16, np.float32, np.float64)
 
 
@@ -59,6 +57,7 @@ def test_any_memory_to_any_memory(data: st.DataObject) -> None:
     np.testing.assert_array_equal(memory[outside], before[outside])
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 3, 40, 41), (2, 17, 8, 8), (1, 64, 5, 3), (2, 8, 1, 100), (1, 1, 9, 9)])
 def test_images_to_channels_last_and_back(shape: tuple[int, ...], dtype: type) -> None:
@@ -68,12 +67,14 @@ def test_images_to_channels_last_and_back(shape: tuple[int, ...], dtype: type) -
     _copied(np.empty_like(x, order="C"), last)
 
 
+@pytest.mark.fast
 def test_long_rows_are_shared() -> None:
     x = _numbered((300_000,), np.float32)
     _copied(np.empty_like(x), x)
     _copied(np.empty_like(x), np.concatenate([x, x])[::2])
 
 
+@pytest.mark.fast
 def test_axes_that_lie_alike_are_one() -> None:
     x = np.zeros((2, 3, 4, 5), np.float32)
     assert joined(np.empty_like(x), x) == [(4, 4, 120)]
@@ -84,6 +85,7 @@ def test_axes_that_lie_alike_are_one() -> None:
     ]
 
 
+@pytest.mark.fast
 def test_what_is_not_taken() -> None:
     library = libraries()[0]
     assert copy_call(library, np.empty(3, np.complex128), np.ones(3, np.complex128)) is None
