@@ -98,7 +98,8 @@ def test_what_is_not_finite_spoils_only_its_own_windows(value: float) -> None:
     x = f32(1, 8, 12, 30)
     x[0, 3, 5, 17] = value
     found = libraries()
-    assert found is not None
+    if found is None:
+        pytest.skip("there are no compiled kernels here")
     proto = helper.make_node("Conv", ["x", "w"], ["y"], group=8, pads=[1, 1, 1, 1])
     w = f32(8, 1, 3, 3)
     y = run_node(plain_node(proto, 21, [x, w], ["float32"]), [x, w], (1,), found[0])[0]

@@ -47,7 +47,8 @@ def test_any_window(data: st.DataObject, op_type: str, rank: int) -> None:
 @pytest.mark.parametrize("op_type", ["MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ReduceSum"])
 def test_nan_stays(op_type: str) -> None:
     found = libraries()
-    assert found is not None
+    if found is None:
+        pytest.skip("there are no compiled kernels here")
     x = f32(1, 16, 6, 6)
     x[0, 3, 2, 4] = np.nan
     attributes = {"kernel_shape": [6, 6]} if op_type == "MaxPool" else {}
@@ -89,7 +90,8 @@ def test_any_axes(data: st.DataObject, op_type: str, keepdims: bool) -> None:
 def test_long_sums_lose_little(shape: tuple[int, ...]) -> None:
     """Within the documented bound of the sum of magnitudes."""
     found = libraries()
-    assert found is not None
+    if found is None:
+        pytest.skip("there are no compiled kernels here")
     axis = shape.index(max(shape))
     x = f32(*shape) + 3
     proto = helper.make_node("ReduceSum", ["x", "a"], ["y"], keepdims=0)
