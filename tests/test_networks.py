@@ -40,8 +40,9 @@ NETWORKS: dict[str, tuple[Callable[[int], onnx.ModelProto], list[Make]]] = {
     "gpt": (gpt, _words((1, 6, 0), (2, 5, 0), (2, 1, 9), (1, 3, 4))),
 }
 # A value at the edge between two of 256 steps goes either way, and so do those it is added to in all later layers.
-# onnxruntime's own results for `resnet18`, 'qdq', lie up to 0.03 apart between its levels of optimisation.
-TOLERANCES = {"float": 1e-4, "dynamic": 1e-2, "qdq": 1e-2, "qoperator": 1e-2}
+# onnxruntime's own results for `resnet18`, 'qdq', lie up to 0.03 apart between its levels of optimisation. Results of
+# 'qoperator' are such steps themselves, of up to 0.01 of the largest.
+TOLERANCES = {"float": 1e-4, "dynamic": 1e-2, "qdq": 1e-2, "qoperator": 3e-2}
 
 
 @lru_cache
