@@ -60,6 +60,20 @@ def test_gru_with_reset_after(direction: str) -> None:
         agree("GRU", inputs("GRU", d, bias=bias), direction=direction, clip=0.5)
 
 
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize(("batch", "hidden"), [(1, 8), (4, 33), (7, 40)])
+def test_sizes(op: str, batch: int, hidden: int) -> None:
+    """States that fill no panel, one panel and more; sequences in groups of all sizes."""
+    width = GATES[op] * hidden
+    given = [floats(4, batch, 5), floats(2, width, 5) * 0.5, floats(2, width, hidden) * 0.3, floats(2, 2 * width), None]
+    given += [floats(2, batch, hidden) for _ in range(STATES[op])]
+    attributes: dict[str, Any] = {"hidden_size": hidden, "direction": "bidirectional"}
+    for after in (0, 1) if op == "GRU" else (0,):
+        if op == "GRU":
+            attributes["linear_before_reset"] = after
+        check(op, given, outputs=1 + STATES[op], rtol=1e-4, atol=1e-5, **attributes)
+
+
 ACTIVATIONS = [
     ("Relu", None, None),
     ("Affine", 0.5, 0.1),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from time import monotonic_ns
 from typing import Any, NoReturn, Protocol
@@ -38,6 +38,9 @@ class LateOp(Protocol):
 
     def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         """Read what is late from `env`, put the outputs there. `binding` is the one it belongs to."""
+
+    def bindings(self) -> Sequence[Binding]:
+        """The latest of each body that has run."""
 
 
 class Plan:
@@ -122,10 +125,17 @@ class Binding:
     def _bound_steps(self) -> list[Callable[[], Any]]:
         return [*itertools.chain.from_iterable([record.steps for record in self.records]), *self._ending]
 
+    def all(self) -> Iterator[Binding]:
+        """This one and the latest of each body in it."""
+        yield self
+        for late in self.late:
+            for inner in late.bindings():
+                yield from inner.all()
+
     @property
     def kernels(self) -> Counter[str]:
-        """How many of the bound steps each kernel of the compiled library does, and `numpy` the others."""
-        return Counter(map(_kernel_name, self._bound_steps()))
+        """How many of the bound steps, of bodies too, each compiled kernel does, and `numpy` the others."""
+        return Counter(_kernel_name(step) for one in self.all() for step in one._bound_steps())
 
     @property
     def region(self) -> Region:
@@ -244,6 +254,9 @@ class LateKernel:
             if number != ABSENT:
                 env[number] = result
 
+    def bindings(self) -> Sequence[Binding]:
+        return ()
+
 
 class LateAlias:
     """An output of an If in whose branch, known while binding, it is late."""
@@ -255,6 +268,9 @@ class LateAlias:
 
     def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         env[self.outer] = env[self.inner]
+
+    def bindings(self) -> Sequence[Binding]:
+        return ()
 
 
 def _reads(late: LateOp) -> tuple[int, ...]:

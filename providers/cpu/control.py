@@ -168,6 +168,10 @@ class _Control:
             if number != ABSENT:
                 env[number] = result
 
+    def bindings(self) -> list[Binding]:
+        latest = [body.lineage.last for body in self.bodies.values()]
+        return [binding for binding in latest if binding is not None]
+
     def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
         """The node's outputs."""
         raise NotImplementedError

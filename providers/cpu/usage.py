@@ -19,9 +19,9 @@ SHOWN = 5  # values that an error names
 
 
 class Memory(NamedTuple):
-    """Bytes. Of the latest binding: `planned`, its scratch memory with room to grow; `peak`, the most that is in use at
-    once; `naive`, all its values and scratch arrays, if each had its own. Of the weights: `originals`, what was packed;
-    `packed`, what was made of it.
+    """Bytes. Of the latest binding, bodies included: `planned`, its scratch memory with room to grow; `peak`, the most
+    that is in use at once; `naive`, all its values and scratch arrays, if each had its own. Of the weights:
+    `originals`, what was packed; `packed`, what was made of it.
     """
 
     planned: int = 0
@@ -32,15 +32,23 @@ class Memory(NamedTuple):
 
 
 def program_memory(code: Code, binding: Binding | None) -> Memory:
-    """The memory of a program whose latest binding this is; bodies of control flow count with their weights only."""
+    """The memory of a program whose latest binding this is."""
     # Several kernels may pack one constant, and two may share what is made of it.
     made = [(op.inputs[i], one) for (op, i), variants in code.packed.items() for one in variants.values()]
     originals = sum({number: one.source for number, one in made}.values())
     packed = sum({id(one): one.nbytes for _, one in made}.values())
     if binding is None:
         return Memory(0, 0, 0, originals, packed)
-    naive = sum(nbytes for _, nbytes in values(code, binding.records))
-    return Memory(binding.region.high - binding.region.base, binding.region.peak, naive, originals, packed)
+    naive = sum(nbytes for one in binding.all() for _, nbytes in values(code, one.records))
+    return Memory(*_extent(binding), naive, originals, packed)
+
+
+def _extent(binding: Binding) -> tuple[int, int]:
+    """Scratch memory and the most in use; that of a body lies behind that of the block around it."""
+    region = binding.region
+    inner = [_extent(one) for late in binding.late for one in late.bindings()]
+    behind = [max(sizes) for sizes in zip(*inner, strict=True)] or [0, 0]
+    return region.high - region.base + behind[0], region.peak + behind[1]
 
 
 def values(code: Code, records: Iterable[Record]) -> list[tuple[str, int]]:

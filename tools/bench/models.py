@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -96,7 +97,7 @@ def _compared(request: Request, path: str, feed: str, threads: int, means: _Take
         for name, made in ours.items():
             made.run(None, inputs)
             samples[name] = timed(runs_of(made, inputs), _MS)
-        kernels = _kernels(ours[CPU])
+        told = ours[CPU].stats()["providers"]["cpu"]
         for name in filter(installed, PACKAGES):
             try:
                 samples[name] = stack.enter_context(opened(name, path, feed, threads)).sample
@@ -106,7 +107,7 @@ def _compared(request: Request, path: str, feed: str, threads: int, means: _Take
         taken = interleave(variants, request.rounds, PAUSE)
     table = []
     for name, rounds in taken.items():
-        note = kernels if name == CPU else ""
+        note = _kernels(told) if name == CPU else ""
         budget = _MODEL if name == CPU else None
         one = row(f"{title}: {name}", "ms", rounds, taken.get(SPINS), SPINS, budget, note)
         table.append(means.add(name, threads, SPINS, one) if name != SPINS else one)
@@ -114,6 +115,7 @@ def _compared(request: Request, path: str, feed: str, threads: int, means: _Take
         if name in taken:
             one = row(f"{title}: {CPU} to {name}", "ms", taken[CPU], taken[name], name, budget)
             table.append(means.add(CPU, threads, name, one))
+    table += _memory(title, told)
     return table + [skipped(f"{title}: {name}", "ms", reason) for name, reason in refused.items()]
 
 
@@ -121,10 +123,26 @@ def _spec(threads: int, compiled: bool) -> ProviderSpec:
     return ProviderSpec("cpu", threads=threads, options={"compiled": compiled})
 
 
-def _kernels(ours: InferenceSession) -> str:
-    """How many steps of the bound program each compiled kernel, and NumPy, does: '62 or_conv, 12 numpy'."""
-    steps = ours.stats()["providers"]["cpu"]["steps"]
-    return ", ".join(f"{count} {name}" for name, count in sorted(steps.items(), key=lambda pair: -pair[1]))
+def _kernels(told: Mapping[str, Any]) -> str:
+    """Steps of the bound program by what does them, ops by what fused them: '62 or_conv, 3 numpy; fused 40 conv'."""
+
+    def listed(counts: Mapping[str, int]) -> str:
+        return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda pair: -pair[1]))
+
+    return f"{listed(told['steps'])}; fused {listed(told['fused']) or 'nothing'}"
+
+
+def _memory(title: str, told: Mapping[str, Any]) -> list[Row]:
+    """Scratch memory beside what all values would take, packed weights beside what they were made of, in MiB."""
+    parts = {
+        key: sum(one[key] for one in told["memory"]) / (1 << 20) for key in ("planned", "naive", "originals", "packed")
+    }
+    rows = []
+    for what, made, to in (("scratch memory", "planned", "naive"), ("packed weights", "packed", "originals")):
+        ratio = parts[made] / parts[to] if parts[to] else None
+        named = "all values" if to == "naive" else "the originals"
+        rows.append(Row(f"{title}: {what}", parts[made], "MiB", ratio=ratio, to=named))
+    return rows
 
 
 def _count(request: Request, sample: Sample) -> int:

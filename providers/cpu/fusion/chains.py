@@ -161,8 +161,7 @@ class _Program:
 
 
 def _chain(draft: Draft, group: list[Op]) -> None:
-    order = [op for op in draft.ops if op in set(group)]
     program = _Program(draft)
-    for op in order:
+    for op in draft.ordered(group):
         program.add(op)
     draft.replace("chain", group, "Chain", program.inputs, {"program": program.written()})

@@ -78,7 +78,7 @@ def _folded(draft: Draft, op: Op, before: Before) -> None:
         "NOTSET", "VALID",
     )  # fmt: skip
     padded = padded and bool(offset.any())
-    if not np.isfinite([factor, offset]).all() or (padded and (not factor.all() or group == affine.features > 1)):
+    if not np.isfinite([factor, offset]).all() or (padded and not factor.all()):
         return
     name, numbers = op.origin.name, affine.numbers
     spread = (group, shape[0] // group, *shape[1:])
@@ -105,6 +105,5 @@ def _folded(draft: Draft, op: Op, before: Before) -> None:
     attributes = {"residual": "", **op.step.attributes}
     made = draft.replace("forward", [op, *before.ops], "Conv", inputs, attributes)
     if made is not None and before.producer is not None:
-        kept = [*before.producer.inputs]
-        kept[_SCALE : _SHIFT + 1] = [ABSENT] * (len(kept) - _SCALE)
+        kept = [ABSENT if i in (_SCALE, _SHIFT) else number for i, number in enumerate(before.producer.inputs)]
         draft.replace("", [before.producer], "Conv", kept, before.producer.step.attributes)

@@ -1,7 +1,8 @@
 """Normalisations over the last axis, written in small pieces. Within tolerance.
 
     d = x - ReduceMean(x)
-    d / Sqrt(ReduceMean(d * d) + eps) [* scale [+ bias]]      LayerNormalization
+    d / Sqrt(ReduceMean(d * d) + eps) [* scale [+ bias]]      LayerNormalization; InstanceNormalization where there
+                                                              is no scale to tell how long the axis is
     x / Sqrt(ReduceMean(x * x) + eps) [* scale]               RMSNormalization
 
 d may be computed twice, d * d may be Pow(d, 2); the division may be a product with Reciprocal, 1 / Sqrt or Pow(-0.5),
@@ -113,13 +114,25 @@ def _finished(draft: Draft, op: Op, x: int, epsilon: float, ops: list[Op], kind:
     if scale == ABSENT:
         features = None if shape is None else shape[-1]
         if not isinstance(features, int):
-            return False
+            return kind == "LayerNormalization" and _instance(draft, x, epsilon, ops)
         scale = draft.derived(f"scale of {op.origin.name}", (features,), lambda: np.ones(features))
     else:
         scale = _flat(draft, scale)
     inputs = [x, scale, ABSENT if bias == ABSENT else _flat(draft, bias)]
     attributes = {"axis": -1, "epsilon": epsilon, "stash_type": 1}
     return draft.replace(kind, ops, kind, inputs, attributes, domain="", title=kind) is not None
+
+
+def _instance(draft: Draft, x: int, epsilon: float, ops: list[Op]) -> bool:
+    """Of [N, C, length] with an unknown length."""
+    shape = draft.shape(x) or ()
+    if len(shape) != 3 or not isinstance(shape[1], int):
+        return False
+    kind, size = "InstanceNormalization", shape[1:2]
+    ones = draft.derived("scale of a normalization", size, lambda: np.ones(size))
+    zeros = draft.derived("bias of a normalization", size, lambda: np.zeros(size))
+    made = draft.replace(kind, ops, kind, [x, ones, zeros], {"epsilon": epsilon}, domain="", title=kind)
+    return made is not None
 
 
 def _row(shape: tuple[int, ...] | None, rank: int) -> bool:

@@ -6,13 +6,26 @@ Each is `apply(x, term)`: x becomes f(x) in place; `term` is scratch of the same
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Unsupported
 from outrider.providers.wire.graph import Node
 
-Activation = Callable[[np.ndarray, np.ndarray], object]
+Apply = Callable[[np.ndarray, np.ndarray], object]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function by its ONNX name; calling it is `apply`."""
+
+    name: str
+    apply: Apply
+
+    def __call__(self, x: np.ndarray, term: np.ndarray) -> None:
+        self.apply(x, term)
+
 
 # Default alpha and beta; None: the function has no such number.
 DEFAULTS: dict[str, tuple[float | None, float | None]] = {
@@ -49,7 +62,7 @@ def _softsign(x: np.ndarray, term: np.ndarray) -> None:
     np.divide(x, term, x)
 
 
-def _with_numbers(name: str, alpha: float, beta: float) -> Activation:
+def _with_numbers(name: str, alpha: float, beta: float) -> Apply:
     def affine(x: np.ndarray, term: np.ndarray) -> None:
         np.multiply(x, alpha, x)
         np.add(x, beta, x)
@@ -76,7 +89,7 @@ def _with_numbers(name: str, alpha: float, beta: float) -> Activation:
         np.multiply(term, alpha, term)
         np.copyto(x, term, where=x < 0)
 
-    functions: dict[str, Activation] = {
+    functions: dict[str, Apply] = {
         "Affine": affine,
         "LeakyRelu": leaky_relu,
         "ThresholdedRelu": thresholded_relu,
@@ -89,14 +102,14 @@ def _with_numbers(name: str, alpha: float, beta: float) -> Activation:
 
 def activation(name: str, alpha: float, beta: float) -> Activation:
     """The function of that name (one of DEFAULTS)."""
-    plain: dict[str, Activation] = {
+    plain: dict[str, Apply] = {
         "Relu": lambda x, term: np.maximum(x, 0, out=x),
         "Tanh": lambda x, term: np.tanh(x, x),
         "Sigmoid": sigmoid,
         "Softsign": _softsign,
         "Softplus": _softplus,
     }
-    return plain[name] if name in plain else _with_numbers(name, alpha, beta)
+    return Activation(name, plain[name] if name in plain else _with_numbers(name, alpha, beta))
 
 
 def parse_activations(node: Node, default: Sequence[str], directions: int) -> tuple[tuple[Activation, ...], ...]:

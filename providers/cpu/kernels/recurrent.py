@@ -6,7 +6,7 @@ Shapes with layout 0: X [T, N, I], W [D, G*H, I], R [D, G*H, H], B [D, 2*G*H], s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.gates import Activation, parse_activations
-from outrider.providers.cpu.kernels.precision import wide, widened
+from outrider.providers.cpu.kernels.precision import finish, wide, widened
+from outrider.providers.cpu.kernels.recurrent_compiled import Loop, record, takes
+from outrider.providers.cpu.native import Library
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
 
@@ -267,6 +269,11 @@ def _bind(b: Bind, p: Recurrence, gates: int, states: int, work: Callable[[Layer
             places.append(None)
     if p.batch_first:
         starts = [None if s is None else s.swapaxes(0, 1) for s in starts]
+    loop = Loop(gates, p.functions, p.backwards, p.clip, p.reset_after)
+    library = b.compiled("recurrent")
+    if library is not None and dtype == np.float32 and takes(loop) and not (option and states == 2):
+        _compiled(b, library, loop, x, starts, lengths, peephole, y, places)
+        return
     products = b.scratch((steps, batch, gates * hidden), dtype)
     gate, term = b.scratch((batch, gates * hidden), dtype), b.scratch((batch, gates * hidden), dtype)
     spare = [b.scratch((batch, hidden), dtype) for _ in range(states)]
@@ -296,22 +303,45 @@ def _bind(b: Bind, p: Recurrence, gates: int, states: int, work: Callable[[Layer
                 b.step(np.copyto, place[d], state, "unsafe")
 
 
+def _compiled(
+    b: Bind,
+    library: Library,
+    loop: Loop,
+    x: np.ndarray,
+    starts: Sequence[np.ndarray | None],
+    lengths: np.ndarray | None,
+    peephole: np.ndarray | None,
+    y: np.ndarray | None,
+    places: Sequence[np.ndarray | None],
+) -> None:
+    """Record the node by the compiled library; outputs of 16 bits are rounded from float32 at the end."""
+
+    def wide_place(place: np.ndarray | None) -> np.ndarray | None:
+        return place if place is None or place.dtype == np.float32 else b.scratch(place.shape, np.float32)
+
+    whole, lasts = wide_place(y), [wide_place(place) for place in places]
+    record(b, library, loop, x, starts, None if lengths is None else b.contiguous(lengths), peephole, whole, lasts)
+    for place, computed in zip((y, *places), (whole, *lasts), strict=True):
+        if place is not None and computed is not None:
+            finish(b, place, computed)
+
+
 _TYPES: dict[int, Any] = {0: FLOATS}
 
 
-@kernel("LSTM", since=7, dtypes=_TYPES, parse=_parser("Sigmoid", "Tanh", "Tanh"))
+@kernel("LSTM", since=7, dtypes=_TYPES, compiled=("recurrent", "gemm"), parse=_parser("Sigmoid", "Tanh", "Tanh"))
 def lstm(b: Bind, p: Recurrence) -> None:
     """ONNX LSTM-22, with peepholes, coupled gates, clipping and sequence lengths."""
     _bind(b, p, 4, 2, _lstm, p.coupled)
 
 
-@kernel("GRU", since=7, dtypes=_TYPES, parse=_parser("Sigmoid", "Tanh"))
+@kernel("GRU", since=7, dtypes=_TYPES, compiled=("recurrent", "gemm"), parse=_parser("Sigmoid", "Tanh"))
 def gru(b: Bind, p: Recurrence) -> None:
     """ONNX GRU-22, reset before or after the linear transformation."""
     _bind(b, p, 3, 1, _gru, p.reset_after)
 
 
-@kernel("RNN", since=7, dtypes=_TYPES, parse=_parser("Tanh"))
+@kernel("RNN", since=7, dtypes=_TYPES, compiled=("recurrent", "gemm"), parse=_parser("Tanh"))
 def rnn(b: Bind, p: Recurrence) -> None:
     """ONNX RNN-22."""
     _bind(b, p, 1, 1, _rnn, False)

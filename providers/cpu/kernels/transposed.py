@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.convolution import add_bias, parse_convolution
-from outrider.providers.cpu.kernels.frame import Bind, kernel
+from outrider.providers.cpu.kernels.convolution import parse_convolution
+from outrider.providers.cpu.kernels.epilogue import Epilogue, finish_product, parse_epilogue
+from outrider.providers.cpu.kernels.frame import Bind, channels_last, kernel
+from outrider.providers.cpu.kernels.gathered import transpose_convolve
 from outrider.providers.cpu.kernels.precision import finish, target, wide, widened
 from outrider.providers.cpu.kernels.windows import Geometry, Window
 from outrider.providers.wire.dtypes import FLOATS
@@ -25,6 +27,7 @@ class Transposed:
     group: int
     output_padding: tuple[int, ...] | None
     output_shape: tuple[int, ...] | None
+    epilogue: Epilogue = Epilogue()
 
 
 def _parse_transposed(node: Node) -> Transposed:
@@ -37,6 +40,10 @@ def _parse_transposed(node: Node) -> Transposed:
         tuple(int(v) for v in extra) if extra else None,
         tuple(int(v) for v in shape) if shape else None,
     )
+
+
+def _parse_own(node: Node) -> Transposed:
+    return replace(_parse_transposed(node), epilogue=parse_epilogue(node))
 
 
 def _placed(p: Transposed, spatial: tuple[int, ...], kernel_shape: tuple[int, ...]) -> tuple[Geometry, tuple[int, ...]]:
@@ -83,9 +90,10 @@ def _run_scatter(
         np.copyto(y, cropped)
 
 
-@kernel("ConvTranspose", dtypes={0: FLOATS}, parse=_parse_transposed)
+@kernel("ConvTranspose", domain="outrider", dtypes={0: FLOATS}, parse=_parse_own, compiled="conv")
+@kernel("ConvTranspose", dtypes={0: FLOATS}, parse=_parse_transposed, compiled="conv")
 def conv_transpose(b: Bind, p: Transposed) -> None:
-    """ONNX ConvTranspose-22: one GEMM per image, then each tap is added at its place."""
+    """ONNX ConvTranspose-22, also with all of `epilogue.py`: one GEMM per image, each tap is added at its place."""
     x, w = b.array(0), widened(b, 1)
     if x.ndim < 3 or w.ndim != x.ndim or x.shape[1] != w.shape[0] or w.shape[0] % p.group:
         raise ValueError(f"weights {list(w.shape)} in {p.group} groups do not fit an input {list(x.shape)}")
@@ -93,7 +101,15 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
     x = widened(b, 0)
     g, out = _placed(p, x.shape[2:], w.shape[2:])
     images, channels, per_group = x.shape[0], x.shape[1] // p.group, w.shape[1]
-    y = b.out(0, (images, per_group * p.group) + out, b.array(0).dtype)
+    shape, library = (images, per_group * p.group) + out, b.compiled("conv")
+    if library is not None and dtype == np.float32 and x.ndim <= 4 and x.size and w.size and math.prod(shape):
+        order = channels_last(x.ndim)
+        y = b.out(0, shape, b.array(0).dtype, order)
+        result = y if y.dtype == np.float32 else b.scratch(shape, np.float32, order)
+        transpose_convolve(b, library, x, w, result, replace(g, spatial=g.out, out=out), p.group, p.epilogue)
+        finish(b, y, result)
+        return
+    y = b.out(0, shape, b.array(0).dtype)
     result = target(b, y)
     if x.size and w.size and y.size:
         count, depth = math.prod(g.out), per_group * math.prod(g.kernel)
@@ -127,6 +143,5 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
             b.step(_run_scatter, [(flat[n], result[n]) for n in range(images)], weights, matrix, total, taps, cropped)
     elif y.size:
         b.step(result.fill, 0)
-    if b.has(2):
-        add_bias(b, result, widened(b, 2))
+    finish_product(b, result, p.epilogue, 1)
     finish(b, y, result)

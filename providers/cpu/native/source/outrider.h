@@ -30,6 +30,7 @@
 /* Eight floats, in one AVX register or in two of NEON. Loads and stores need no alignment. */
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t i8v __attribute__((vector_size(32)));
+typedef uint32_t u8v __attribute__((vector_size(32)));
 
 INLINE v8 load8(const float *p) { v8 v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store8(float *p, v8 v) { memcpy(p, &v, sizeof v); }

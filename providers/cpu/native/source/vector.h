@@ -164,10 +164,10 @@ INLINE v8 mantissa8(v8 x, v8 *exponent)
 {
     i8v small = x < 1.17549435e-38f;
     v8 normal = select8(small, x * 8388608.0f, x);
-    i8v bits = (i8v)normal - 0x3f3504f3; /* sqrt(1/2) */
-    i8v e = bits >> 23;
+    u8v bits = (u8v)normal - 0x3f3504f3u; /* sqrt(1/2); wraps for what has no logarithm */
+    i8v e = (i8v)bits >> 23;
     *exponent = __builtin_convertvector(e, v8) - select8(small, all8(23.0f), all8(0.0f));
-    return (v8)((i8v)normal - (e << 23));
+    return (v8)((u8v)normal - ((u8v)e << 23));
 }
 
 /* ln(1 + r) for sqrt(1/2) <= 1 + r < sqrt(2), and e ln 2 added. */
