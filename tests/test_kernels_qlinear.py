@@ -9,7 +9,6 @@ import pytest
 from kernel_harness import _dtype, check, ort_results, plain_node, run_node
 from onnx import helper
 
-pytestmark = pytest.mark.fast
 RNG = np.random.default_rng(5)
 KINDS = ["uint8", "int8"]
 MS = "com.microsoft"
