@@ -248,12 +248,12 @@ _COMPILED = ("conv", "depthwise", "copy")
 @kernel("Conv", dtypes={0: FLOATS}, parse=_parse_plain, compiled=_COMPILED)
 def conv(b: Bind, p: Fused) -> None:
     """ONNX Conv-22, any number of spatial axes; `com.microsoft::FusedConv`; both with all of `epilogue.py`."""
-    x, w, group = b.array(0), widened(b, 1), p.convolution.group
+    x, w, group = b.array(0), b.array(1), p.convolution.group
     g = conv_geometry(p.convolution, x, w)
-    if 1 < x.shape[1] == group and compiled_depthwise(b, w, g, p.epilogue):
+    if _is_depthwise(x, group) and compiled_depthwise(b, widened(b, 1), g, p.epilogue):
         return
     shape, library = (x.shape[0], w.shape[0]) + g.out, b.compiled("conv")
-    if library is not None and w.dtype == np.float32 and len(g.out) <= 3 and not _is_depthwise(x, group):
+    if library is not None and wide(x.dtype) == np.float32 and len(g.out) <= 3 and not _is_depthwise(x, group):
         order = channels_last(x.ndim)
         y = b.out(0, shape, x.dtype, order)
         total = y if y.dtype == np.float32 else b.scratch(shape, np.float32, order)
@@ -264,6 +264,7 @@ def conv(b: Bind, p: Fused) -> None:
     else:
         y = b.out(0, shape, x.dtype)
         total = target(b, y)
+    w = widened(b, 1)
     if b.has(PAD):
         x, g = _padded_first(b, x, g)
     known = None

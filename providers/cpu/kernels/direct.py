@@ -85,8 +85,8 @@ def convolve_directly(
 ) -> None:
     """Record y = epilogue(convolution of x with w).
 
-    x [N, C, *spatial], w [M, C / group, *kernel] (input 1 of the node), y [N, M, *out], all float32 and not empty; y in
-    C order or with the channels last. Inputs of the epilogue are those of the node; input PAD gives the padding.
+    x [N, C, *spatial], y [N, M, *out], float32 and not empty; y in C order or with the channels last. w is input 1 of
+    the node, [M, C / group, *kernel], of any float. The epilogue's inputs are the node's; input PAD gives the padding.
     """
     order = channels_last(x.ndim)
     channels, features = w.shape[1], w.shape[0] // group
@@ -99,20 +99,21 @@ def convolve_directly(
     length = channels * (at.kernel[2] if joined else 1)
     depth = channels * math.prod(at.kernel)
     single = length if w.shape[0] == 1 else 0
-    weights = packed_weights(b, 1, f"of {group} groups", w, single, lambda c: _as_matrices(c, group))
+    shape = (group, depth, features)
+    weights = packed_weights(b, 1, f"of {group} groups", shape, single, lambda c: _as_matrices(c, group))
 
     positions = math.prod(g.out)
     y_steps = (positions * w.shape[0], w.shape[0], 1) if last else (positions * w.shape[0], 1, positions)
     rows = y.shape[0] * positions
-    block = block_rows(depth, rows)
+    block = block_rows(depth * group, rows)
     pitch, chunks = block + 8, depth // length
     edges = 0 if at.inside else block * depth
-    each = 2 * chunks * pitch + -(-length // 8) * 8 + pitch + edges
+    each = 2 * chunks * pitch + -(-length * group // 8) * 8 + pitch + edges
     nanoseconds = 2.0 * rows * depth * features * group / FLOPS
     many = library.tasks(1 << 16, nanoseconds, 4)
     row_parts = min(many, -(-rows // ROWS))
-    panel_parts = min(panel_count(features), -(-many // (row_parts * group)))
-    tasks = min(many, group * row_parts * panel_parts)
+    panel_parts = min(group * panel_count(features), -(-many // row_parts))
+    tasks = min(many, row_parts * panel_parts)
     b.step(
         library.call(
             "or_conv", tasks, x, weights, padded_features(b, PAD, channels * group), y,

@@ -93,15 +93,13 @@ def _parse_microsoft(node: Node) -> Product:
 def matmul(b: Bind, p: Product) -> None:
     """ONNX MatMul-13; `com.microsoft::FusedMatMul`; both with all of `epilogue.py` along the last axis."""
     x = _operand(widened(b, 0), p.left, p.left_batch)
-    w = _operand(widened(b, 1), p.right, p.right_batch)
+    w = _operand(_matrix(b, not p.right_batch), p.right, p.right_batch)
     y = b.out(0, product_shape(x.shape, w.shape), b.array(0).dtype)
     total = target(b, y)
     library = b.compiled("gemm")
     if library is not None and _is_for_c(x, w, total):
-        rows = x if x.ndim > 1 else x.reshape(1, -1)
-        result = total if x.ndim > 1 else total.reshape(total.shape[:-1] + (1,) + total.shape[-1:])
-        swapped = None if p.right_batch else p.right
-        multiply_compiled(b, library, rows, w, result, p.epilogue, operands(b, p.epilogue, w.shape[-1]), swapped)
+        with_, swapped = operands(b, p.epilogue, w.shape[-1]), None if p.right_batch else p.right
+        multiply_compiled(b, library, x, w, total, p.epilogue, with_, swapped)
     else:
         multiply(b, x, w, total)
         finish_product(b, total, p.epilogue, -1)
@@ -109,8 +107,14 @@ def matmul(b: Bind, p: Product) -> None:
 
 
 def _is_for_c(x: np.ndarray, w: np.ndarray, y: np.ndarray) -> bool:
-    """True for what the compiled library takes: float32, not empty, matrices on the right."""
-    return y.dtype == np.float32 and w.dtype == np.float32 and w.ndim > 1 and min(x.size, w.size, y.size) > 0
+    """True for what the compiled library takes: sums in float32, not empty, matrices."""
+    return y.dtype == np.float32 and min(x.ndim, w.ndim) > 1 and min(x.size, w.size, y.size) > 0
+
+
+def _matrix(b: Bind, packable: bool) -> np.ndarray:
+    """Input 1 in the dtype to compute in; as it is where the compiled library packs it."""
+    packed = packable and b.compiled("gemm") is not None and b.is_const(1) and min(x.ndim for x in b.inputs[:2]) > 1
+    return b.array(1) if packed else widened(b, 1)
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def _parse_gemm(node: Node) -> Scaled:
 @kernel("Gemm", since=7, dtypes={0: _PRODUCTS, 1: _PRODUCTS}, parse=_parse_gemm, compiled="gemm")
 def gemm(b: Bind, p: Scaled) -> None:
     """ONNX Gemm-13: alpha * A' @ B' + beta * C; `com.microsoft::FusedGemm`: an activation of that."""
-    x, w = widened(b, 0), widened(b, 1)
+    x, w = widened(b, 0), _matrix(b, True)
     if x.ndim != 2 or w.ndim != 2:
         raise ValueError(f"Gemm takes matrices, these are {list(x.shape)} and {list(w.shape)}")
     x, w = x.T if p.left else x, w.T if p.right else w

@@ -77,12 +77,14 @@ def pack(place: np.ndarray, w: np.ndarray, as_matrices: Matrices, single: int) -
             column += width
 
 
-def packed_weights(b: Bind, i: int, key: str, w: np.ndarray, single: int, as_matrices: Matrices) -> np.ndarray:
-    """Input i, whose values in float32 are `w`, as panels; packed once where it is constant, else in every run.
+def packed_weights(
+    b: Bind, i: int, key: str, shape: tuple[int, int, int], single: int, as_matrices: Matrices
+) -> np.ndarray:
+    """Input i as panels; packed once where it is constant, else in every run.
 
-    `as_matrices` makes [n, depth, columns] of it; `key` names how; `single` as in `pack`.
+    `as_matrices` makes [n, depth, columns], the `shape`, of it; `key` names how; `single` as in `pack`.
     """
-    n, depth, columns = as_matrices(w).shape
+    n, depth, columns = shape
     size = n * packed_size(depth, columns, single)
     if b.is_const(i):
 
@@ -94,7 +96,7 @@ def packed_weights(b: Bind, i: int, key: str, w: np.ndarray, single: int, as_mat
         weights: np.ndarray = b.packed(f"panels {key} {single}", i, make)
         return weights
     place = b.scratch((size,), np.float32)
-    b.step(pack, place, w, as_matrices, single)
+    b.step(pack, place, b.array(i), as_matrices, single)
     return place
 
 

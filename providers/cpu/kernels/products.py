@@ -50,7 +50,10 @@ def multiply_compiled(
     with_: Operands,
     swapped: bool | None,
 ) -> None:
-    """Record y = epilogue(x @ w), all float32 and not empty, x and w of rank 2 or more, y in C order.
+    """Record y = epilogue(x @ w), not empty, x and w of rank 2 or more.
+
+    x and y are float32, y in C order; w is float32, or any
+    float where it is packed.
 
     `swapped`: w is input 1 of the node as it is (False) or with its last two axes swapped (True), and is packed once if
     it is constant; None where w is something else.
@@ -80,7 +83,8 @@ def multiply_compiled(
             matrices = contents.swapaxes(-1, -2) if swapped else contents
             return matrices.reshape((-1,) + matrices.shape[-2:])
 
-        weights = packed_weights(b, 1, name, b.array(1), single, as_matrices)
+        shape = (math.prod(w.shape[:-2]), depth, features)
+        weights = packed_weights(b, 1, name, shape, single, as_matrices)
 
     batch, rows = math.prod(batches), y.shape[-2]
     panels = panel_count(features)

@@ -24,10 +24,9 @@ struct or_conv {
 /* What fills the table of pointers for a block of positions. */
 struct windows {
     const struct or_conv *a;
-    const float *x;      /* first channel of the group in the first image */
     const float **table; /* [chunks][pitch] */
     int64_t pitch, chunks, length;
-    const float *padding; /* `length` floats */
+    const float *padding; /* all channels of one tap, or of a kernel row */
     float *sums;          /* of a block, where there is one feature */
     float *edges, *edge;  /* copies of kernel rows that lie partly outside; the next one */
 };
@@ -99,7 +98,7 @@ static void set_run(struct windows *w, const float **entry, const float *row, in
 static void set_windows_of_row(struct windows *w, const struct position *p, int64_t r, int64_t run)
 {
     const struct or_conv *a = w->a;
-    const float **entry = w->table + r, *image = w->x + p->image * a->x_image;
+    const float **entry = w->table + r, *image = a->x + p->image * a->x_image;
     int64_t pieces = a->joined ? 1 : a->kernel[WIDTH];
     for (int64_t i = 0; i < a->kernel[DEPTH]; i++)
         for (int64_t j = 0; j < a->kernel[HEIGHT]; j++) {
@@ -128,32 +127,48 @@ static void set_windows(struct windows *w, int64_t first, int64_t rows)
 }
 
 /* Cuts a thread's scratch into table, padding, sums and edges. */
-static struct windows begin_windows(const struct or_conv *a, int64_t group, float *scratch)
+static struct windows begin_windows(const struct or_conv *a, float *scratch)
 {
-    struct windows w = {.a = a, .x = a->x + group * a->channels, .pitch = a->block + MOST_ROWS};
-    int64_t taps = a->joined ? a->kernel[WIDTH] : 1;
+    struct windows w = {.a = a, .pitch = a->block + MOST_ROWS};
+    int64_t taps = a->joined ? a->kernel[WIDTH] : 1, channels = a->groups * a->channels, wide = taps * channels;
     w.length = taps * a->channels;
     w.chunks = a->kernel[DEPTH] * a->kernel[HEIGHT] * (a->joined ? 1 : a->kernel[WIDTH]);
     w.table = (const float **)scratch;
     float *padding = scratch + 2 * w.chunks * w.pitch;
-    for (int64_t i = 0; i < w.length; i++)
-        padding[i] = a->pad ? a->pad[group * a->channels + i % a->channels] : 0;
+    for (int64_t i = 0; i < wide; i++)
+        padding[i] = a->pad ? a->pad[i % channels] : 0;
     w.padding = padding;
-    w.sums = padding + (w.length + 7) / 8 * 8;
+    w.sums = padding + (wide + 7) / 8 * 8;
     w.edges = w.sums + w.pitch;
     return w;
 }
 
-/* Positions first .. last, all in one image if y is not dense over images, times some panels of one group. */
-static void convolve(const struct or_conv *a, struct windows *w, int64_t group, int64_t first, int64_t last,
-                     int64_t first_column, int64_t last_column)
+/* The block of positions times panels `first` .. `last`, counted through all groups. */
+static void multiply_groups(const struct or_conv *a, struct block *b, int64_t first, int64_t last)
 {
-    int64_t positions = a->out[DEPTH] * a->out[HEIGHT] * a->out[WIDTH], depth = w->chunks * w->length;
-    int64_t image = first / positions, origin = group * a->features;
+    int64_t depth = b->chunks * b->length, panels = panel_count(a->features);
+    int64_t group = first / panels, column = panel_start(a->features, first % panels);
+    for (int64_t panel = first; panel < last; panel++) {
+        const float *weights = a->w + group * depth * ((a->features + 7) / 8 * 8) + column * depth;
+        int64_t left = a->features - column, width = panel_width(left);
+        b->offset = group * a->channels;
+        multiply_panel(b, weights, width, width, left < width ? left : width, group * a->features + column);
+        column += width;
+        if (column >= a->features) {
+            column = 0;
+            group++;
+        }
+    }
+}
+
+/* Positions first .. last, all in one image if y is not dense over images, times some panels. */
+static void convolve(const struct or_conv *a, struct windows *w, int64_t first, int64_t last, int64_t first_panel,
+                     int64_t last_panel)
+{
+    int64_t positions = a->out[DEPTH] * a->out[HEIGHT] * a->out[WIDTH], image = first / positions;
     struct epilogue e = a->e;
     if (e.residual)
         e.residual += image * (a->y_image - positions * a->y_position);
-    const float *weights = a->w + group * depth * ((a->features + 7) / 8 * 8);
     struct block b = {.table = w->table, .pitch = w->pitch, .chunks = w->chunks, .length = w->length, .e = &e};
     for (int64_t row = first; row < last; row += a->block) {
         b.rows = last - row < a->block ? last - row : a->block;
@@ -161,15 +176,10 @@ static void convolve(const struct or_conv *a, struct windows *w, int64_t group, 
         b.to = (struct place){a->y + image * a->y_image + (row - image * positions) * a->y_position, a->y_position,
                               a->y_feature};
         set_windows(w, row, b.rows);
-        if (a->features == 1 && a->groups == 1) {
+        if (a->features * a->groups == 1)
             multiply_column(&b, a->w, w->sums);
-            continue;
-        }
-        for (int64_t column = first_column; column < last_column;) {
-            int64_t left = a->features - column, width = panel_width(left);
-            multiply_panel(&b, weights + column * depth, width, width, left < width ? left : width, origin + column);
-            column += width;
-        }
+        else
+            multiply_groups(a, &b, first_panel, last_panel);
     }
 }
 
@@ -178,20 +188,17 @@ KERNEL(or_conv)
     ARGS(or_conv);
     int64_t positions = a->out[DEPTH] * a->out[HEIGHT] * a->out[WIDTH], rows = a->images * positions;
     int dense = a->y_image == positions * a->y_position;
-    int64_t begin, end, low, high;
-    share(a->groups * a->row_parts * a->panel_parts, task, a->tasks, &begin, &end);
+    int64_t begin, end, low, high, first_panel, last_panel;
+    share(a->row_parts * a->panel_parts, task, a->tasks, &begin, &end);
+    struct windows w = begin_windows(a, a->scratch + thread * a->scratch_each);
     for (int64_t part = begin; part < end; part++) {
-        int64_t across = part % a->panel_parts, down = part / a->panel_parts % a->row_parts;
-        int64_t group = part / a->panel_parts / a->row_parts;
-        struct windows w = begin_windows(a, group, a->scratch + thread * a->scratch_each);
-        share(panel_count(a->features), across, a->panel_parts, &low, &high);
-        int64_t first_column = panel_start(a->features, low), last_column = panel_start(a->features, high);
-        share((rows + 23) / 24, down, a->row_parts, &low, &high);
+        share(a->groups * panel_count(a->features), part % a->panel_parts, a->panel_parts, &first_panel, &last_panel);
+        share((rows + 23) / 24, part / a->panel_parts, a->row_parts, &low, &high);
         int64_t last = 24 * high < rows ? 24 * high : rows;
         for (int64_t row = 24 * low, next; row < last; row = next) {
             next = dense ? last : (row / positions + 1) * positions;
             next = next < last ? next : last;
-            convolve(a, &w, group, row, next, first_column, last_column);
+            convolve(a, &w, row, next, first_panel, last_panel);
         }
     }
 }

@@ -16,14 +16,20 @@ INLINE v8 load_first8(const float *p, int64_t n)
 #endif
 }
 
+/* By halves: masked stores are slow on some machines. */
 INLINE void store_first8(float *p, v8 x, int64_t n)
 {
-#ifdef __AVX2__
-    __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lanes), (__m256)x);
-#else
-    store8n(p, x, n);
-#endif
+    float all[8];
+    store8(all, x);
+    if (n & 4) {
+        memcpy(p, all, 16);
+        p += 4;
+    }
+    const float *rest = all + (n & 4);
+    if (n & 2)
+        memcpy(p, rest, 8);
+    if (n & 1)
+        p[n & 2] = rest[n & 2];
 }
 
 /* sums[M][V] of the rows at table[..][0..M) and the panel. */
@@ -36,7 +42,7 @@ INLINE void add_products(const int M, const int V, const struct block *b, const 
     for (int64_t chunk = 0; chunk < b->chunks; chunk++, table += b->pitch) {
         const float *x[MOST_ROWS];
         UNROLL for (int m = 0; m < M; m++)
-            x[m] = table[m];
+            x[m] = table[m] + b->offset;
         for (int64_t k = 0; k < b->length; k++, panel += step) {
             v8 w[3];
             UNROLL for (int v = 0; v < V; v++)

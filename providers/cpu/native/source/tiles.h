@@ -14,6 +14,7 @@
 struct block {
     const float *const *table; /* [chunks][pitch] */
     int64_t pitch, chunks, length;
+    int64_t offset; /* floats to add to every pointer of the table: where the channels of a group begin */
     int64_t rows;
     const struct epilogue *e;
     int64_t row;     /* position of the first row in y, for the residual */
