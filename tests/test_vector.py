@@ -1,4 +1,4 @@
-"""The functions of `vector.h` against float64, over all exponents: within its ulp; NaN and inf exactly."""
+"""The functions of `vector.h` against float64 over all exponents: within the ulp it states; NaN and inf exactly."""
 
 from __future__ import annotations
 

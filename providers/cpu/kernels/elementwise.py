@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.blockwise import INSTRUCTIONS, blockwise, takes
+from outrider.providers.cpu.kernels.blockwise import INSTRUCTIONS, blockwise, scalar_operand, takes
 from outrider.providers.cpu.kernels.frame import Bind, kernel
 from outrider.providers.cpu.kernels.support import clamp, convert, scalar, widened
 from outrider.providers.cpu.team import parts
@@ -44,24 +44,31 @@ _UFUNCS: tuple[tuple[Any, frozenset[str], tuple[str, ...]], ...] = (
 )
 
 
-def in_one_pass(b: Bind, name: str, *inputs: np.ndarray) -> bool:
-    """Record output 0 = name(inputs) by the compiled library, where it has that instruction for these inputs."""
+def in_one_pass(b: Bind, name: str, *inputs: np.ndarray, dtype: Any = np.float32, truths: bool = False) -> bool:
+    """Record output 0 = name(inputs) by the compiled library, where it has that instruction for these inputs.
+
+    `dtype`: float32 or bool; `truths`: inputs may be bool.
+    """
     library = b.compiled("elementwise")
     if library is None or name not in INSTRUCTIONS:
         return False
-    if not takes(np.broadcast_shapes(*(x.shape for x in inputs)), inputs):
+    if not takes(np.broadcast_shapes(*(x.shape for x in inputs)), inputs, truths):
         return False
-    blockwise(b, library, [(name, *range(len(inputs)))], inputs, len(inputs))
+    blockwise(b, library, [(name, *range(len(inputs)))], inputs, len(b.inputs), dtype)
     return True
 
 
 def _register_ufunc(ufunc: Any, op_type: str, dtypes: frozenset[str]) -> None:
-    compiled = "elementwise" if op_type in INSTRUCTIONS else ()
+    compiled = "elementwise" if op_type in INSTRUCTIONS or op_type == "Not" else ()
 
     @kernel(op_type, dtypes={0: dtypes}, compiled=compiled)
     def bind(b: Bind, p: None) -> None:
         x = b.array(0)
-        if not in_one_pass(b, op_type, x):
+        if op_type == "Not":
+            done = in_one_pass(b, "Equal", x, scalar_operand(0), dtype=np.bool_, truths=True)
+        else:
+            done = in_one_pass(b, op_type, x)
+        if not done:
             b.step(ufunc, x, b.reuse(0, 0))
 
 
@@ -88,10 +95,12 @@ def identity(b: Bind, p: None) -> None:
         b.value(0, lambda: item)
 
 
-@kernel("IsNaN", dtypes={0: FLOATS})
+@kernel("IsNaN", dtypes={0: FLOATS}, compiled="elementwise")
 def is_nan(b: Bind, p: None) -> None:
     """bool, True where x is not a number."""
     x = b.array(0)
+    if in_one_pass(b, "NotEqual", x, x, dtype=np.bool_):
+        return
     b.step(np.isnan, x, b.out(0, x.shape, bool))
 
 
