@@ -48,7 +48,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "GreaterOrEqual": np.greater_equal, "Equal": np.equal, "Where": lambda c, x, y: np.where(c != 0, x, y),
     "Swish": lambda x, a: x * _sigmoid(a * x), "Selu": lambda x, a, g: g * np.where(x < 0, a * np.expm1(x), x),
     "Celu": lambda x, a: np.maximum(x, 0) + np.minimum(0, a * np.expm1(x / a)), "Copy": lambda x: x,
-    "NotEqual": np.not_equal, "And": np.logical_and, "Or": np.logical_or,
+    "NotEqual": np.not_equal,
     "MulAdd": lambda a, b, c: a * b + c,
 }  # fmt: skip
 

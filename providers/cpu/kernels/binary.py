@@ -45,17 +45,13 @@ _ufunc: Callable[..., Any]
 
 
 def _register_arithmetic(ufunc: Any, op_type: str, dtypes: frozenset[str]) -> None:
-    compiled = "elementwise" if op_type in INSTRUCTIONS or op_type == "Xor" else ()
+    compiled = "elementwise" if op_type in INSTRUCTIONS else ()
 
     @kernel(op_type, dtypes={0: dtypes, 1: dtypes}, parse=_no_broadcast_attribute, compiled=compiled)
     def bind(b: Bind, p: None) -> None:
         x, y = b.array(0), b.array(1)
         shape = _shape(b)
-        if dtypes is _BOOL:
-            done = in_one_pass(b, "NotEqual" if op_type == "Xor" else op_type, x, y, dtype=np.bool_, truths=True)
-        else:
-            done = in_one_pass(b, op_type, x, y)
-        if not done:
+        if not in_one_pass(b, op_type, x, y):
             b.step(ufunc, x, y, _target(b, shape, x.dtype))
 
 

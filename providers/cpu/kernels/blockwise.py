@@ -32,7 +32,7 @@ INSTRUCTIONS: dict[str, tuple[int, float]] = {
     "GeluTanh": (1, 0.6), "Elu": (2, 0.8), "Softsign": (1, 0.2), "Mish": (1, 2.3), "ThresholdedRelu": (2, 0.2),
     "Sign": (1, 0.2), "Less": (2, 0.2), "LessOrEqual": (2, 0.2), "Greater": (2, 0.2), "GreaterOrEqual": (2, 0.2),
     "Equal": (2, 0.2), "Where": (3, 0.2), "Swish": (2, 0.7), "Selu": (3, 0.8), "Celu": (2, 0.9), "Copy": (1, 0.15),
-    "MulAdd": (3, 0.2), "NotEqual": (2, 0.2), "And": (2, 0.2), "Or": (2, 0.2),
+    "MulAdd": (3, 0.2), "NotEqual": (2, 0.2),
 }  # fmt: skip
 _NUMBERS = {name: number for number, name in enumerate(INSTRUCTIONS)}
 MOST_INPUTS, _AXES, _BLOCK = 16, 8, 1024  # INPUTS, AXES, BLOCK in C
@@ -164,6 +164,11 @@ def takes(shape: Sequence[int], inputs: Sequence[np.ndarray], truths: bool = Fal
     if len(inputs) > MOST_INPUTS or axes > _AXES:
         return False
     return all(x.dtype == np.float32 or (truths and x.dtype == np.bool_) for x in inputs)
+
+
+def reads(x: np.ndarray) -> bool:
+    """True where C can turn x into float32: bool, uint8, int32, int64; and float32 itself."""
+    return x.dtype in _TYPES or x.dtype == _BYTE
 
 
 def blockwise(

@@ -118,14 +118,6 @@ def _power(x: np.ndarray, exponent: np.ndarray, y: np.ndarray) -> None:
         np.power(x, exponent, y)
 
 
-def _and(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    np.copyto(out, np.logical_and(x, y))
-
-
-def _or(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
-    np.copyto(out, np.logical_or(x, y))
-
-
 def _where(condition: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, np.where(condition != 0, x, y))
 
@@ -172,5 +164,5 @@ _RECORDERS: dict[str, Recorder] = {
     "LessOrEqual": _step(np.less_equal), "Greater": _step(np.greater), "GreaterOrEqual": _step(np.greater_equal),
     "Equal": _step(np.equal), "Where": _step(_where), "Swish": _swish, "Selu": _step(_selu), "Celu": _step(_celu),
     "Copy": _step(_copy), "MulAdd": _step(_mul_add),
-    "NotEqual": _step(np.not_equal), "And": _step(_and), "Or": _step(_or),
+    "NotEqual": _step(np.not_equal),
 }  # fmt: skip

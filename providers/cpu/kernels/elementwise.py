@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.blockwise import INSTRUCTIONS, blockwise, scalar_operand, takes
+from outrider.providers.cpu.kernels.blockwise import INSTRUCTIONS, blockwise, takes
 from outrider.providers.cpu.kernels.frame import Bind, kernel
 from outrider.providers.cpu.kernels.support import clamp, convert, scalar, widened
 from outrider.providers.cpu.team import parts
@@ -59,16 +59,12 @@ def in_one_pass(b: Bind, name: str, *inputs: np.ndarray, dtype: Any = np.float32
 
 
 def _register_ufunc(ufunc: Any, op_type: str, dtypes: frozenset[str]) -> None:
-    compiled = "elementwise" if op_type in INSTRUCTIONS or op_type == "Not" else ()
+    compiled = "elementwise" if op_type in INSTRUCTIONS else ()
 
     @kernel(op_type, dtypes={0: dtypes}, compiled=compiled)
     def bind(b: Bind, p: None) -> None:
         x = b.array(0)
-        if op_type == "Not":
-            done = in_one_pass(b, "Equal", x, scalar_operand(0), dtype=np.bool_, truths=True)
-        else:
-            done = in_one_pass(b, op_type, x)
-        if not done:
+        if not in_one_pass(b, op_type, x):
             b.step(ufunc, x, b.reuse(0, 0))
 
 

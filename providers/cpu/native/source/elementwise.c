@@ -15,7 +15,7 @@ enum { INPUTS = 16, AXES = 8, BLOCK = 1024 };
 enum {
     ADD, SUB, MUL, DIV, POW, MIN, MAX, NEG, ABS, SQRT, RSQRT, EXP, LOG, TANH, ERF, SIGMOID, RELU, LEAKY_RELU,
     HARD_SIGMOID, HARD_SWISH, RECIPROCAL, FLOOR, CEIL, ROUND, CLIP, SOFTPLUS, SILU, GELU, GELU_TANH, ELU, SOFTSIGN,
-    MISH, THRESHOLDED_RELU, SIGN, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL, EQUAL, WHERE, SWISH, SELU, CELU, COPY, MUL_ADD, NOT_EQUAL, AND, OR,
+    MISH, THRESHOLDED_RELU, SIGN, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL, EQUAL, WHERE, SWISH, SELU, CELU, COPY, MUL_ADD, NOT_EQUAL,
 };
 
 /* One input, broadcast to y's shape: strides in floats per axis. `kind`: dense like y; the same in every block (no axis has
@@ -113,8 +113,6 @@ INLINE v8 greater(v8 a, v8 b) { return truth(a > b); }
 INLINE v8 greater_or_equal(v8 a, v8 b) { return truth(a >= b); }
 INLINE v8 equal(v8 a, v8 b) { return truth(a == b); }
 INLINE v8 not_equal(v8 a, v8 b) { return truth(a != b); }
-INLINE v8 and(v8 a, v8 b) { return truth((a != 0.0f) & (b != 0.0f)); }
-INLINE v8 or(v8 a, v8 b) { return truth((a != 0.0f) | (b != 0.0f)); }
 INLINE v8 where(v8 condition, v8 a, v8 b) { return select8(condition != 0.0f, a, b); }
 
 INLINE v8 square(v8 a) { return a * a; }
@@ -165,8 +163,6 @@ static int arithmetic(int64_t name, const float *a, const float *b, const float 
     case GREATER_OR_EQUAL: map2(greater_or_equal, a, b, y, n); return 1;
     case EQUAL: map2(equal, a, b, y, n); return 1;
     case NOT_EQUAL: map2(not_equal, a, b, y, n); return 1;
-    case AND: map2(and, a, b, y, n); return 1;
-    case OR: map2(or, a, b, y, n); return 1;
     case WHERE: map3(where, a, b, c, y, n); return 1;
     case MUL_ADD: map3(mul_add, a, b, c, y, n); return 1;
     case COPY: memmove(y, a, 4 * (size_t)n); return 1;
@@ -248,6 +244,12 @@ static void gather(const struct plan *plan, const struct operand *x, const void 
     }
 }
 
+static void truths(const float *restrict x, uint8_t *restrict y, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = x[i] != 0.0f;
+}
+
 /* Runs the program on block `number` of y. `filled`: the row whose block was the last one, -1 if this is the first. What is
  * the same in every block, or everywhere in a row, is brought to its block of scratch memory once. */
 static void run_block(const struct or_elementwise *a, float *scratch, int64_t number, int64_t *filled)
@@ -291,8 +293,7 @@ static void run_block(const struct or_elementwise *a, float *scratch, int64_t nu
             function(now->name, x[0], x[1], x[2], y, n);
     }
     if (plan->truths >= 0)
-        for (int64_t i = 0; i < n; i++)
-            ((uint8_t *)a->y)[start + i] = scratch[plan->truths * BLOCK + i] != 0.0f;
+        truths(scratch + plan->truths * BLOCK, (uint8_t *)a->y + start, n);
 }
 
 /* y = program(inputs), all broadcast to y's shape, which is dense in memory; an input that is dense may be y. Tasks share
