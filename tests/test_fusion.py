@@ -21,6 +21,8 @@ RNG = np.random.default_rng(5)
 WEIGHTS: dict[str, np.ndarray] = {
     "w": RNG.normal(0, 0.3, (4, 3, 3, 3)),  # Conv of 3 channels to 4
     "w1": RNG.normal(0, 0.5, (4, 4, 1, 1)),
+    "wt": RNG.normal(0, 0.3, (4, 6, 2, 2)), "wtg": RNG.normal(0, 0.3, (4, 3, 3, 3)),  # transposed, of 4 to 6
+    "c61": RNG.normal(0, 1, (6, 1, 1)),
     "w4": RNG.normal(0, 0.3, (6, 4, 3, 3)), "wg": RNG.normal(0, 0.3, (6, 2, 3, 3)),  # of 4, in two groups
     "dw": RNG.normal(0, 0.5, (4, 1, 3, 3)),  # depthwise
     "m": RNG.normal(0, 0.4, (8, 6)),  # MatMul of 8 to 6
@@ -38,6 +40,7 @@ IMAGE = "agraph (float[N, 3, H, W] x) => (float[N, 4, P, Q] y)"
 SMALL = "agraph (float[N, 4, H, W] x) => (float[N, 4, H, W] y)"
 ROWS = "agraph (float[N, M, 8] x) => (float[N, M, K] y)"
 LIKE = "agraph (float[N, M, 8] x) => (float[N, M, 8] y)"
+BEHIND = SMALL.replace("float[N, 4, H, W] y", "float[N, K, P, Q] y")
 FEEDS = {
     IMAGE: {"x": RNG.normal(0, 2, (2, 3, 6, 5)).astype(np.float32)},
     SMALL: {"x": RNG.normal(0, 3, (2, 4, 5, 3)).astype(np.float32)},
@@ -206,6 +209,18 @@ def test_convolutions_take_what_follows(name: str) -> None:
     assert set(left) == {"Conv"}
 
 
+TRANSPOSED = {
+    "affine, relu": "c = ConvTranspose<strides = [2, 2]>(x, wt, b6)  a = Mul(c, c61)  b = Add(a, neg)  y = Relu(b)",
+    "groups": "c = ConvTranspose<group = 2, pads = [1, 1, 0, 0]>(x, wtg)  a = Div(c, c61)  y = Relu(a)",
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions_take_what_follows(name: str) -> None:
+    proto = weighted(f"{BEHIND} {{ {TRANSPOSED[name]} }}")
+    assert check_fused(proto, FEEDS[SMALL], {"convtranspose+relu": 1}) == ["ConvTranspose"]
+
+
 def test_two_added_convolutions_are_two_ops() -> None:
     text = "c = Conv(x, w)  d = Conv(x, w, b4)  a = Add(c, d)  y = Relu(a)"
     assert check_fused(weighted(f"{IMAGE} {{ {text} }}"), FEEDS[IMAGE], {"conv+relu": 1}) == ["Conv", "Conv"]
@@ -232,7 +247,6 @@ def test_a_result_of_the_model_is_kept() -> None:
     assert check_fused(weighted(text), FEEDS[IMAGE], {}) == ["Conv", "Relu"]
 
 
-BEHIND = SMALL.replace("float[N, 4, H, W] y", "float[N, K, P, Q] y")
 FORWARD = {
     "scale": "a = Mul(x, c4)  y = Conv<pads = [1, 1, 1, 1]>(a, w4)",
     "scale with holes": "a = Mul(x, holes)  y = Conv<pads = [1, 1, 1, 1]>(a, w4)",
@@ -402,6 +416,23 @@ def test_what_hands_its_input_on_is_left_out(name: str) -> None:
     assert check_fused(weighted(f"{LIKE} {{ {CLEAN[name]} }}", extra), FEEDS[LIKE]) == ["Softsign"]
 
 
+HANDED_ON = {
+    "result": ("a = Exp(x)  y = Identity(a)", ["Exp"]),
+    "result that is read": ("a = Exp(x)  y = Identity(a)  z = Softsign(a)", ["Exp", "Softsign"]),
+    "two results": ("a = Exp(x)  y = Identity(a)  z = Identity(a)", ["Exp", "Identity"]),
+    "result of both": ("z = Exp(x)  y = Identity(z)", ["Exp", "Identity"]),
+    "input": ("y = Identity(x)", ["Identity"]),
+    "turned": ("a = Exp(x)  b = Transpose<perm = [0, 2, 1]>(a)  y = Transpose<perm = [0, 2, 1]>(b)", ["Exp"]),
+}
+
+
+@pytest.mark.parametrize("name", HANDED_ON)
+def test_a_result_is_made_by_who_makes_its_source(name: str) -> None:
+    text, kinds = HANDED_ON[name]
+    outputs = LIKE.replace("y)", "y, float[N, M, 8] z)") if "z = " in text else LIKE
+    assert check_fused(weighted(f"{outputs} {{ {text} }}"), FEEDS[LIKE]) == kinds
+
+
 def test_constants_are_made_once_and_pruned() -> None:
     text = "t = Transpose(mt)  k = Mul(t, half)  p = MatMul(x, k)  z = Shape(p)  y = Add(p, b6)"
     assert check_fused(weighted(f"{ROWS} {{ {text} }}"), FEEDS[ROWS], {"matmul": 1}) == ["MatMul"]
@@ -417,7 +448,7 @@ def test_bodies_are_fused_and_captures_are_kept() -> None:
                    else_branch = no () => (float[N, M, 6] b) { v = Exp(q)  b = Identity(v) }> }""")
     for branch in (True, False):
         feeds = {**FEEDS[ROWS], "c": np.array(branch)}
-        check_fused(proto, feeds, {"chain": 1})
+        check_fused(proto, feeds, {"chain": 1, "identity": 1})
 
 
 def test_errors_and_spans_name_the_main_node() -> None:

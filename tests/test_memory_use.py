@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import outrider
+from outrider.providers.cpu import CpuProvider
 from outrider.providers.cpu.modes import VARIANTS, packed_once
 from outrider.providers.cpu.packing import Packing
 from outrider.providers.wire.graph import Node, Value
@@ -21,7 +22,7 @@ from outrider.shm import memory
 from outrider.shm.errors import OutOfMemoryError
 from outrider.shm.weights import WeightMap, WeightWriter
 from tests.leaks import worker_pids
-from tests.program_harness import Bound, compiled, model
+from tests.program_harness import Bound, compiled, graph_of, model, ready, unit_of
 
 pytestmark = pytest.mark.fast
 MIB = 1 << 20
@@ -122,6 +123,26 @@ def test_computed_constants_are_not_taken_for_one_another() -> None:
     packing = Packing()
     made = [packing.packed(node(), "a", 1, [None, np.full(4, i)], np.copy) for i in range(3)]
     assert [one.value[0] for one in made] == [0, 1, 2]
+
+
+def test_constants_that_only_others_were_made_from_are_let_go() -> None:
+    proto = model(
+        "agraph (float[N, 4] x) => (float[N, 2] y) "
+        "<int8[4, 2] q = {1, 2, 3, 4, 5, 6, 7, 8}, float[2] scale = {0.5, 2}> "
+        "{ wide = Cast<to=1>(q) w = Mul(wide, scale) y = MatMul(x, w) }"
+    )
+    provider = ready(CpuProvider())
+    with graph_of(proto) as graph:
+        unit = unit_of(graph, "all")
+        program = provider.compile(unit)
+        for rows in (3, 5):
+            x = np.arange(4.0 * rows, dtype=np.float32).reshape(rows, 4)
+            [y] = Bound(program, unit, {"x": x}).run()
+            np.testing.assert_array_equal(y, x @ (np.arange(1, 9).reshape(4, 2) * np.float32([0.5, 2])))
+        held = [program.code.names[number] for number in program.code._items]
+        assert (held, len(program.code.folded)) == (["w"], 0)
+        provider.unload(program)
+    provider.close()
 
 
 def test_variants_of_a_packed_weight_are_bounded() -> None:

@@ -20,12 +20,13 @@ import numpy as np
 
 from outrider.providers.contract import ClaimBrokenError, Node, RunCancelledError, Trace, Value
 from outrider.providers.cpu.claims import serve
-from outrider.providers.cpu.items import KNOWN, Item
+from outrider.providers.cpu.items import KNOWN, Item, fixed_size
 from outrider.providers.cpu.kernels.frame import Kernel, Unsupported
 from outrider.providers.cpu.native import Library
 from outrider.providers.cpu.packing import Packed, Packing
 from outrider.providers.cpu.team import Team
 from outrider.providers.wire.graph import Graph
+from outrider.shm.weights import let_go
 
 ABSENT = -1  # the number of an omitted input or an unnamed output
 
@@ -151,6 +152,16 @@ class Code:
         if item is None:
             item = self._items[number] = Item(KNOWN, self._constants[number](), shared=True)
         return item
+
+    def forget_sources(self) -> None:
+        """Let go of constants that only others were made from; whoever asks for one again has it made again."""
+        blocks = [self.top, *(body for op in self.ops for body in op.bodies.values())]
+        for number in [n for n in self._items if not any(block.uses[n] for block in blocks)]:
+            value = self._items.pop(number).value
+            if fixed_size(value):
+                let_go(value)
+        ops = set(self.ops)
+        self.folded = {op: results for op, results in self.folded.items() if op in ops}
 
     def known(self, number: int, make: Callable[[], Any]) -> None:
         """`number` names a constant from now on, which `make` gives when it is first asked for."""

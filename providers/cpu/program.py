@@ -79,6 +79,8 @@ class CpuProgram(Program):
         block = self.code.top
         items = {number: _item(item) for number, item in zip(block.formals, inputs, strict=True)}
         binding = self._lineage.bind(items, place=place)
+        if not self.bound:
+            self.code.forget_sources()
         self.bound += 1
         self.unbound_nodes = len({late.op.origin.name for late in binding.late})
         if not binding.late and len(binding.placed) == len(block.results):

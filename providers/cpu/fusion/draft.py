@@ -268,15 +268,46 @@ class Draft:
         return made
 
     def bypass(self, pattern: str, op: Op, source: int) -> bool:
-        """Let those who read the op's output read `source` instead; False where a body or a result is among them."""
+        """Leave an op out whose first output is `source`.
+
+        Who read the output reads the source. If the output is a result, the maker of the source makes it instead.
+        False, with nothing changed, where neither can be: no op here makes the source, it is a result too, or bodies
+        read it.
+        """
         output = op.outputs[0]
-        readers = self._readers.get(output, [])
-        if output in self._results or any(output in reader.captures for reader in readers):
+        if output in self._results:
+            return self._take_over(pattern, op, source)
+        if not self._let_read(output, source):
             return False
-        for reader in set(readers):
-            inputs = tuple(source if number == output else number for number in reader.inputs)
-            self.rewire(reader, inputs)
         self._leave(op)
+        self.counts[pattern] += 1
+        return True
+
+    def _let_read(self, output: int, source: int) -> bool:
+        """Let those who read `output` read `source` instead; False where bodies are among them."""
+        readers = set(self._readers.get(output, []))
+        if any(output in reader.captures for reader in readers):
+            return False
+        for reader in readers:
+            self.rewire(reader, [source if number == output else number for number in reader.inputs])
+        return True
+
+    def _take_over(self, pattern: str, op: Op, source: int) -> bool:
+        """Let the maker of `source` make the output of `op`, which is a result."""
+        maker, output = self._makers.get(source), op.outputs[0]
+        if maker is None or source in self._results:
+            return False
+        if any(source in reader.captures for reader in self._readers[source]):
+            return False
+        self._leave(op)
+        self._let_read(source, output)
+        value = self._values[output]
+        value = self._values[output] = replace(value, shape=merged(value.shape, self._values[source].shape))
+        maker.outputs = tuple(output if number == source else number for number in maker.outputs)
+        outputs = zip(maker.outputs, maker.step.outputs, strict=True)
+        maker.step = replace(maker.step, outputs=tuple(value if n == output else one for n, one in outputs))
+        self._makers[output] = maker
+        del self._makers[source]
         self.counts[pattern] += 1
         return True
 

@@ -1,6 +1,6 @@
 """What follows a convolution or a matrix product, into its kernel. Within tolerance.
 
-    Conv | MatMul | Gemm
+    Conv | ConvTranspose | MatMul | Gemm
       -> affine per feature (`affine.py`)     into weights and bias
       -> + residual                           in the epilogue, before the activation
       -> activation (`activations.py`)        in the epilogue
@@ -30,7 +30,8 @@ from outrider.providers.cpu.fusion.expressions import other
 
 @dataclass(frozen=True)
 class Source:
-    """A product. `features` along `axis` of its output of `rank`; `along`: the axis of the weights that counts them.
+    """A product. `features` along `axis` of its output of `rank`; `along`: the axis of the weights that counts them,
+    within each of the `groups` that their first axis consists of.
 
     `bias`: a constant [features] or [1], or ABSENT. `factor`: of the product.
     """
@@ -47,6 +48,7 @@ class Source:
     along: int
     factor: float = 1.0
     pattern: str = ""
+    groups: int = 1
     more: tuple[int, ...] = ()  # what follows the inputs of the epilogue, for integers, whose weights stay as they are
 
 
@@ -78,7 +80,7 @@ def source_of(draft: Draft, op: Op) -> Source | None:
     if draft.own(op.outputs[0], "IntegerMatMul", "IntegerConv") is not None:
         return _integers(draft, op)
     own = op.step.domain == OWN and op.step.op_type == "MatMul" and "residual" not in op.step.attributes
-    if not own and (op.step.domain or op.step.op_type not in ("Conv", "MatMul", "Gemm")):
+    if not own and (op.step.domain or op.step.op_type not in ("Conv", "ConvTranspose", "MatMul", "Gemm")):
         return None
     attributes = dict(op.step.attributes)
     x, weights, bias = (*op.inputs, ABSENT)[:3]
@@ -89,6 +91,13 @@ def source_of(draft: Draft, op: Op) -> Source | None:
         constant = draft.is_constant(weights)
         features = shape[0] if constant else None
         return Source(op, "Conv", attributes, x, weights, bias, features, 1, len(shape), 0, pattern="conv")
+    if op.step.op_type == "ConvTranspose":
+        groups = int(attributes.get("group", 1))
+        features = shape[1] * groups if draft.is_constant(weights) else None
+        return Source(
+            op, "ConvTranspose", attributes, x, weights, bias, features, 1, len(shape), 1,
+            pattern="convtranspose", groups=groups,
+        )  # fmt: skip
     rank = draft.rank(op.outputs[0]) or 1  # at least one axis
     if op.step.op_type == "MatMul":
         along = -2 if attributes.get("transB", 0) else -1
@@ -202,12 +211,14 @@ def _folded(draft: Draft, source: Source, affine: Affine) -> tuple[int, int, flo
     numbers = affine.numbers
     if affine.multiplies and draft.is_constant(weights):
         shape = draft.shape(weights) or ()
-        column = [1] * len(shape)
-        column[source.along] = affine.features
+        column = [source.groups, *[1] * len(shape)]
+        column[source.along % len(shape) + 1] = affine.features // source.groups
+        grouped = (source.groups, shape[0] // source.groups, *shape[1:])
 
         def scaled(w: np.ndarray, *constants: np.ndarray) -> np.ndarray:
-            product: np.ndarray = np.multiply(w, affine.values(constants)[0].reshape(column), dtype=np.float64)
-            return product
+            factor = affine.values(constants)[0].reshape(column)
+            product: np.ndarray = np.multiply(w.reshape(grouped), factor, dtype=np.float64)
+            return product.reshape(shape)
 
         weights = draft.derived(f"weights of {name}", shape, scaled, weights, *numbers)
     elif affine.multiplies:

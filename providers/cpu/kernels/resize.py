@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
+from outrider.providers.cpu.kernels.frame import Bind, Unsupported, channels_last, kernel, order_like
 from outrider.providers.cpu.kernels.precision import cast, wide
+from outrider.providers.cpu.kernels.windows import plane_strides
 from outrider.providers.wire.graph import Node
 
 _TRANSFORMS = (
@@ -191,12 +192,16 @@ def _copy_all(copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
         np.copyto(target, source)
 
 
+def _pick(p: Resizing, plan: AxisPlan) -> np.ndarray:
+    """Which input position each output position is, with mode 'nearest'."""
+    # In float32, as onnxruntime: 1 / float32(1/3) is 3 there, and floor() of it in float64 would be 2.
+    at = _ROUNDINGS[p.rounding](plan.coordinates(p.transform, np.float32))
+    picked: np.ndarray = np.clip(at, 0, plan.size - 1).astype(np.intp)
+    return picked
+
+
 def _nearest(b: Bind, p: Resizing, plans: list[AxisPlan], x: np.ndarray, y: np.ndarray) -> None:
-    picks = []
-    for plan in plans:
-        # In float32, as onnxruntime: 1 / float32(1/3) is 3 there, and floor() of it in float64 would be 2.
-        at = _ROUNDINGS[p.rounding](plan.coordinates(p.transform, np.float32))
-        picks.append(np.clip(at, 0, plan.size - 1).astype(np.intp))
+    picks = [_pick(p, plan) for plan in plans]
     factors = [plan.out // plan.size for plan in plans]
     repeated = [
         plan.out == plan.size * f and np.array_equal(at, np.arange(plan.out) // f)
@@ -242,6 +247,60 @@ def _weighted(b: Bind, p: Resizing, plans: list[AxisPlan], x: np.ndarray, y: np.
         b.step(*((_round_into, x, y) if y.dtype.kind in "iu" else (np.copyto, y, x, "unsafe")))
 
 
+def _compiled(b: Bind, p: Resizing, plans: list[AxisPlan], x: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
+    """Output 0, made by the compiled library; None where that does not take it.
+
+    It takes one or two spatial axes of [N, C, *spatial] with eight or more channels: nearest neighbours of any dtype of
+    fixed size, everything else in float32.
+    """
+    library = b.compiled("resize")
+    fits = 3 <= x.ndim <= 4 and x.shape[1] >= 8 and all(plan.axis >= 2 for plan in plans) and x.size
+    if library is None or not fits or (p.mode != "nearest" and x.dtype != np.float32) or x.dtype.hasobject:
+        return None
+    order = channels_last(x.ndim)
+    y = b.out(0, shape, x.dtype, order)
+    place = y if y.strides[1] == x.itemsize else b.scratch(shape, x.dtype, order)
+    if x.strides[1] != x.itemsize:
+        x = b.contiguous(x, order)
+    by_axis = {plan.axis: plan for plan in plans}
+    taps = [_taps(p, by_axis.get(axis), shape[axis]) for axis in range(2, x.ndim)]
+    if x.ndim == 3:
+        taps.insert(0, _taps(p, None, 1))
+    (rows, row_weights), (columns, column_weights) = taps
+    images, channels = x.shape[:2]
+    count = images * len(rows)
+    steps = (*plane_strides(place), *plane_strides(x))
+    if p.mode == "nearest":
+        size = x.itemsize
+        tasks = library.tasks(count, 0.2 * y.nbytes, 4)
+        call = library.call(
+            "or_resize_nearest", tasks, place, x, rows, columns, channels * size, images, tasks,
+            *(step * size for step in steps), len(rows), len(columns),
+        )  # fmt: skip
+    else:
+        tasks = library.tasks(count, y.size * (0.2 + 0.15 * (rows.shape[1] + columns.shape[1])), 4)
+        scratch = b.scratch((library.threads, x.shape[-1] * channels), np.float32)
+        call = library.call(
+            "or_resize_weighted", tasks, place, scratch, x, rows, columns, row_weights, column_weights,
+            rows.shape[1], columns.shape[1], channels, images, tasks, *steps, len(rows), len(columns), x.shape[-1],
+        )  # fmt: skip
+    b.step(call)
+    if place is not y:
+        b.copy(y, place)
+    return y
+
+
+def _taps(p: Resizing, plan: AxisPlan | None, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Input positions [out, taps] and float32 weights of an axis; of one that stays as it is, itself."""
+    if plan is None or p.mode == "nearest":
+        at = (np.arange(size) if plan is None else _pick(p, plan)).astype(np.int64)[:, None]
+        return at, np.ones(at.shape, np.float32)
+    positions, weights = weighted_taps(p, plan)
+    used = np.any(weights, axis=0)
+    at, weights = positions[:, used].astype(np.int64), weights[:, used].astype(np.float32)
+    return np.ascontiguousarray(at), np.ascontiguousarray(weights)
+
+
 def _parse_early(node: Node) -> tuple[Resizing, np.ndarray | None]:
     """Nothing to choose but the mode; the scales are an attribute before Upsample-9."""
     scales = node.attributes.get("scales")
@@ -250,15 +309,15 @@ def _parse_early(node: Node) -> tuple[Resizing, np.ndarray | None]:
     return _parse(replace(node, attributes=chosen)), None if scales is None else np.array(scales, np.float32)
 
 
-@kernel("Upsample", since=7, parse=_parse_early)
-@kernel("Resize", since=10, parse=_parse_early)
+@kernel("Upsample", since=7, parse=_parse_early, compiled="resize")
+@kernel("Resize", since=10, parse=_parse_early, compiled="resize")
 def resize_early(b: Bind, p: tuple[Resizing, np.ndarray | None]) -> None:
     """Upsample-7, Upsample-9 and Resize-10, which the converter leaves as they are where nothing reads their output."""
     scales = b.const(1) if p[1] is None else p[1]
     _resize(b, p[0], plan_axes(p[0], b.array(0).shape, scales, None, None))
 
 
-@kernel("Resize", since=11, parse=_parse)
+@kernel("Resize", since=11, parse=_parse, compiled="resize")
 def resize(b: Bind, p: Resizing) -> None:
     """ONNX Resize-19 (and 11, 13, 18): inputs X, roi, scales, sizes."""
     x = b.array(0)
@@ -275,13 +334,15 @@ def _resize(b: Bind, p: Resizing, plans: list[AxisPlan]) -> None:
     shape = list(x.shape)
     for plan in plans:
         shape[plan.axis] = plan.out
-    y = b.out(0, shape, x.dtype)
-    if not y.size:
-        return
     if not plans:
-        b.step(np.copyto, y, x)
+        b.copy(b.out(0, shape, x.dtype, order_like(x)), x)
         return
-    (_nearest if p.mode == "nearest" else _weighted)(b, p, plans, x, y)
+    y = _compiled(b, p, plans, x, shape) if 0 not in shape else None
+    if y is None:
+        y = b.out(0, shape, x.dtype)
+        if not y.size:
+            return
+        (_nearest if p.mode == "nearest" else _weighted)(b, p, plans, x, y)
     if p.transform == "tf_crop_and_resize":
         places = []
         for plan in plans:

@@ -5,20 +5,15 @@ cache the name holds a digest of the sources, the flags and the compiler too, so
 Several processes may want it at once: one compiles and the others wait. Files are written under another name and
 renamed, so they are whole.
 
-This module needs nothing of Outrider: `setup.py` uses it as well.
+This module needs nothing of Outrider: `setup.py` uses it as well. Workers that find their library import no more than
+that takes, so what compiles imports what it needs itself.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -74,6 +69,8 @@ def sources(folder: Path = SOURCE) -> list[Path]:
 
 def compiler_command() -> list[str]:
     """The C compiler: `$CC`, which may have arguments, else cc. Raises BuildError where there is none."""
+    import shutil
+
     words = os.environ.get("CC", "cc").split() or ["cc"]
     found = shutil.which(words[0])
     if found is None:
@@ -83,6 +80,9 @@ def compiler_command() -> list[str]:
 
 def compile_to(path: Path, compiler: Sequence[str], flags: Sequence[str], folder: Path = SOURCE) -> None:
     """Compile the sources of a folder into `path`, file by file on all cores, atomically. Raises BuildError."""
+    import tempfile
+    from concurrent.futures import ThreadPoolExecutor
+
     units = [file for file in sources(folder) if file.suffix == ".c"]
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent) as scratch:
@@ -101,6 +101,8 @@ _SCRATCH = "compiling-"  # how folders begin that are removed when a compilation
 
 
 def _run(command: Sequence[str]) -> None:
+    import subprocess
+
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as reason:
@@ -122,6 +124,8 @@ def cached() -> tuple[Path, bool]:
 @cache
 def _digest(folder: Path, how: str) -> str:
     """Of the sources of a folder, and how they are compiled."""
+    import hashlib
+
     digest = hashlib.sha256(how.encode())
     for file in sources(folder):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -147,6 +151,9 @@ def compile_cached() -> Path:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Be the only one that compiles in a folder, and remove what those have left that were killed while they did."""
+    import fcntl
+    import shutil
+
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # given back by the kernel, however this process ends

@@ -7,7 +7,8 @@
  * Whoever moves `next` by one, caller or helper, owns that task; as the number and the counts change in one store, a
  * helper that was late can take nothing of a job that is not the present one. The caller does not wait for a helper
  * that took no task, only until `finished` tasks are all of them; only then may `present` change. Helpers look at the
- * ticket for a while, then sleep in the kernel on `bell`, which the caller rings only if one sleeps.
+ * ticket for a while, then sleep in the kernel on `bell`, which the caller rings only if one sleeps. In a fork, where no
+ * helper is, the caller does all tasks. One thread at a time may call or_run.
  */
 #define _GNU_SOURCE
 #include "outrider.h"
@@ -31,6 +32,7 @@ struct step {
 };
 
 #define MOST_HELPERS 255
+#define STACK (512 << 10) /* bytes; kernels keep large things elsewhere, and a worker's memory may be bounded */
 
 static struct {
     _Alignas(64) _Atomic uint64_t ticket;
@@ -39,8 +41,9 @@ static struct {
     _Alignas(64) _Atomic uint32_t bell;
     _Atomic int32_t sleeping;
     _Atomic int32_t stopping;
-    int64_t spin;
+    _Atomic int64_t spin;
     int64_t helpers;
+    pid_t process; /* whose threads the helpers are; a fork has none */
     pthread_t threads[MOST_HELPERS];
 } pool;
 
@@ -87,7 +90,7 @@ static void *help(void *number)
 {
     int64_t thread = (int64_t)(intptr_t)number;
     while (!atomic_load(&pool.stopping)) {
-        int64_t end = now() + pool.spin;
+        int64_t end = now() + atomic_load(&pool.spin);
         int found = 0;
         while (!(found = waiting())) {
             for (int i = 0; i < 32 && !(found = waiting()); i++)
@@ -139,31 +142,40 @@ EXPORT void or_run(const struct step *steps, int64_t n)
 }
 
 /* Start helpers so that `threads` work in all, the caller included; spin: nanoseconds a helper looks for work before
- * it sleeps. Returns the threads there are, fewer where the system refuses. To be called once, before or_run. */
+ * it sleeps. Returns the threads there are, fewer where the system refuses. To be called while no or_run is. */
 EXPORT int64_t or_start(int64_t threads, int64_t spin)
 {
     sigset_t all, old;
-    pool.spin = spin;
+    pthread_attr_t attributes;
+    if (pool.process != getpid())
+        pool.helpers = 0;
+    pool.process = getpid();
+    atomic_store(&pool.spin, spin);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are the main thread's business */
     while (pool.helpers < threads - 1 && pool.helpers < MOST_HELPERS) {
         pthread_t *place = &pool.threads[pool.helpers];
-        if (pthread_create(place, NULL, help, (void *)(intptr_t)(pool.helpers + 1)))
+        if (pthread_create(place, &attributes, help, (void *)(intptr_t)(pool.helpers + 1)))
             break;
         pool.helpers++;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attributes);
     return pool.helpers + 1;
 }
 
-/* End the helpers. */
+/* End the helpers; in a fork, which has none, forget them. */
 EXPORT void or_stop(void)
 {
-    atomic_store(&pool.stopping, 1);
-    atomic_fetch_add(&pool.bell, 1);
-    syscall(SYS_futex, &pool.bell, FUTEX_WAKE_PRIVATE, MOST_HELPERS, NULL, NULL, 0);
-    for (int64_t i = 0; i < pool.helpers; i++)
-        pthread_join(pool.threads[i], NULL);
+    if (pool.process == getpid()) {
+        atomic_store(&pool.stopping, 1);
+        atomic_fetch_add(&pool.bell, 1);
+        syscall(SYS_futex, &pool.bell, FUTEX_WAKE_PRIVATE, MOST_HELPERS, NULL, NULL, 0);
+        for (int64_t i = 0; i < pool.helpers; i++)
+            pthread_join(pool.threads[i], NULL);
+        atomic_store(&pool.stopping, 0);
+    }
     pool.helpers = 0;
-    atomic_store(&pool.stopping, 0);
 }
