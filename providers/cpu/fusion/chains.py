@@ -52,7 +52,9 @@ def joins(op: Op) -> bool:
         return False
     if step.domain:
         return step.domain == "outrider" and step.op_type == "Chain"
-    return step.op_type in INSTRUCTIONS or step.op_type in _FOLDS or step.op_type in _WITH_ATTRIBUTES
+    if step.op_type in _FOLDS:
+        return len(step.inputs) > 1
+    return step.op_type in INSTRUCTIONS or step.op_type in _WITH_ATTRIBUTES
 
 
 def _group(draft: Draft, root: Op) -> list[Op]:
@@ -161,7 +163,8 @@ class _Program:
 
 
 def _chain(draft: Draft, group: list[Op]) -> None:
-    program = _Program(draft)
-    for op in draft.ordered(group):
+    program, order = _Program(draft), draft.ordered(group)
+    for op in order:
         program.add(op)
-    draft.replace("chain", group, "Chain", program.inputs, {"program": program.written()})
+    names = "+".join(dict.fromkeys(op.label.partition("::")[2] for op in order))
+    draft.replace("chain", group, "Chain", program.inputs, {"program": program.written()}, title=names)
