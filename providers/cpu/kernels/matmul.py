@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.cpu.kernels.enlarged import with_larger_residual
 from outrider.providers.cpu.kernels.epilogue import (
     Epilogue,
     activate,
@@ -94,7 +95,10 @@ def matmul(b: Bind, p: Product) -> None:
     """ONNX MatMul-13; `com.microsoft::FusedMatMul`; both with all of `epilogue.py` along the last axis."""
     x = _operand(widened(b, 0), p.left, p.left_batch)
     w = _operand(_matrix(b, not p.right_batch), p.right, p.right_batch)
-    y = b.out(0, product_shape(x.shape, w.shape), b.array(0).dtype)
+    shape = product_shape(x.shape, w.shape)
+    if with_larger_residual(b, matmul, p, shape, -1 % max(1, len(shape))):
+        return
+    y = b.out(0, shape, b.array(0).dtype)
     total = target(b, y)
     library = b.compiled("gemm")
     if library is not None and _is_for_c(x, w, total):
