@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from kernel_harness import check
 
-pytestmark = pytest.mark.fast
 RNG = np.random.default_rng(8)
 MS = "com.microsoft"
 BATCH, QUERIES, SIZE, HEADS = 2, 5, 8, 2

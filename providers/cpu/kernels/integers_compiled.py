@@ -11,6 +11,7 @@ import numpy as np
 from outrider.providers.cpu.kernels.epilogue import ACTIVATIONS, BIAS, RESIDUAL, SCALE, SHIFT, Epilogue, per_feature
 from outrider.providers.cpu.kernels.frame import Bind, channels_last
 from outrider.providers.cpu.kernels.integers import Quantized, Result
+from outrider.providers.cpu.kernels.narrow import Narrow, narrow
 from outrider.providers.cpu.kernels.windows import Geometry
 from outrider.providers.cpu.native import Library
 
@@ -90,10 +91,10 @@ def _residual(b: Bind, r: Result, y: np.ndarray, order: tuple[int, ...] | None) 
     return b.contiguous(np.broadcast_to(b.array(RESIDUAL), y.shape), order)
 
 
-def _pack(
+def _packed(
     b: Bind, library: Library, q: Quantized, values: np.ndarray, lay: Callable[[np.ndarray], np.ndarray], by_batch: bool
-) -> np.ndarray:
-    """Weights in panels [batches * panels, pairs, 16, 2], packed once if they are constant.
+) -> list[Any]:
+    """The words of `struct weights`; packed once if the weights are constant, and narrow where that pays.
 
     `lay`: [batches, depth, columns] of the contents of an array like `values`, which holds those of q in the run.
     `by_batch`: zero points by column go on through all batches.
@@ -112,20 +113,38 @@ def _pack(
 
     if q.i is not None and q.known(b):
 
-        def make(contents: np.ndarray) -> np.ndarray:
+        def make(contents: np.ndarray) -> Narrow | np.ndarray:
+            w = lay(q.turn(contents))
+            zero = np.zeros(1, np.int32) if q.zero is None else q.zero
+            shape = (batches, columns) if by_batch or not zero_step else (1, columns)
+            points = np.broadcast_to(zero.reshape(shape) if zero_step else zero.reshape(1, 1), (batches, columns))
+            form = narrow(w, points)
+            if form is not None:
+                return form
             made = np.empty(packed, np.int16)
-            call(lay(q.turn(contents)), made, 1)()
+            call(w, made, 1)()
             return made
 
-        ready: np.ndarray = b.packed(f"panels {packed} {q.key(b)}", q.i, make)
-        return ready
+        ready: Narrow | np.ndarray = b.packed(f"panels {packed} {q.key(b)}", q.i, make)
+        return ready.words() if isinstance(ready, Narrow) else _wide(ready)
     y = b.scratch(packed, np.int16)
     b.step(call(lay(values), y, library.tasks(panels, batches * depth * columns * 0.7)))
-    return y
+    return _wide(y)
+
+
+def _wide(panels: np.ndarray) -> list[Any]:
+    return [panels, 0, 0, None, None, None, None, None]
+
+
+def _block(b: Bind, library: Library, weights: list[Any], rows: int, depth: int) -> np.ndarray:
+    """Room for as many ready rows of each thread."""
+    if weights[1]:
+        return b.scratch((library.threads, rows, -(-depth // 4) * 4), np.uint8)
+    return b.scratch((library.threads, rows, -(-depth // 2) * 2), np.int16)
 
 
 def _rows_at_once(rows: int, depth: int) -> int:
-    """Rows that a task widens at once: whole tiles."""
+    """Rows that a task makes ready at once: whole tiles, at most MOST_ROWS of integer.h."""
     fit = _BLOCK_BYTES // (2 * depth + 2)
     return min(-(-rows // _TILE), max(8, min(32, fit // _TILE))) * _TILE
 
@@ -164,17 +183,16 @@ def product(b: Bind, library: Library, left: Quantized, right: Quantized, r: Res
     def lay(w: np.ndarray) -> np.ndarray:
         return w.reshape(-1, depth, features) if w.ndim > 2 else w[None]
 
-    weights = _pack(b, library, right, values, lay, False)
+    weights = _packed(b, library, right, values, lay, False)
     panels = -(-features // _PANEL)
-    pitch = -(-depth // 2) * 2
     row_parts, panel_parts = _parts(library, batches * rows, panels, batches * rows * depth * features / 50)
     at_once = _rows_at_once(rows, depth)
-    block = b.scratch((library.threads, at_once, pitch), np.int16)
+    ready = weights[1] and not _signed(x) and depth % 4 == 0
     call = library.call(
         "or_integer_gemm", row_parts * panel_parts,
         x, left.zero, _signed(x), by_row, depth,
-        weights, panels * pitch * _PANEL if w.ndim > 2 else 0, batches, rows, depth,
-        row_parts, panel_parts, at_once, block,
+        *weights, panels if w.ndim > 2 else 0, batches, rows, depth,
+        row_parts, panel_parts, at_once, None if ready else _block(b, library, weights, at_once, depth),
         *_output(b, library, r, y, features, residual),
     )  # fmt: skip
     b.step(call)
@@ -243,14 +261,14 @@ def convolution(
     else:
         weights = _conv_weights(b, library, right, group)
         at_once = _rows_at_once(pixels, depth)
-        block = b.scratch((library.threads, at_once, -(-depth // 2) * 2), np.int16)
-        b.step(library.call("or_integer_conv", tasks, *window, weights, group, tasks, at_once, block, *output))
+        block = _block(b, library, weights, at_once, depth)
+        b.step(library.call("or_integer_conv", tasks, *window, *weights, group, tasks, at_once, block, *output))
     if place is not y:
         b.copy(y, place)
     return True
 
 
-def _conv_weights(b: Bind, library: Library, right: Quantized, group: int) -> np.ndarray:
+def _conv_weights(b: Bind, library: Library, right: Quantized, group: int) -> list[Any]:
     """Weights [M, C / group, *kernel] in panels, the channel being the innermost of the depth."""
     order = channels_last(right.values.ndim)
 
@@ -259,4 +277,4 @@ def _conv_weights(b: Bind, library: Library, right: Quantized, group: int) -> np
         return rows.swapaxes(1, 2)
 
     values = right.values if right.known(b) else b.contiguous(right.values, order)  # then `lay` gives a view
-    return _pack(b, library, right, values, lay, True)
+    return _packed(b, library, right, values, lay, True)

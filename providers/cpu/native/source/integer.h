@@ -1,8 +1,16 @@
-/* Exact products of small integers: what the kernels of integer_gemm.c and integer_conv.c share.
+/* Exact products of 8-bit integers: what the kernels of integer_gemm.c and integer_conv.c share.
  *
- * Operands are 8-bit integers less their zero points, held as int16; two products at a time are added into int32, which
- * is exact up to a depth of 33025 and wraps as int32 sums do beyond. Weights are packed in panels of NR columns:
- * [panels][pairs][NR][2] int16, pairs = (depth + 1) / 2, the missing ones 0.
+ * Weights are packed in panels of NR columns, in one of two forms.
+ *
+ * Wide: weights less their zero points as int16, [panels][pairs][NR][2], times rows less theirs as int16. Two products at
+ * a time are added into int32: exact.
+ *
+ * Narrow: weights as int8, [panels][quads][NR][4], times rows as uint8; both as they are, so that zero points come off
+ * the sums at the end. Two products at a time are added into int16, of an octet (two quads) two times two, before they
+ * go into int32. So that an int16 never overflows, the sum of the weights of one sign that meet in it is at most 128;
+ * what is above is left out and comes in `extra` quads of its panel. Exact as well, and less work where they are few.
+ *
+ * Sums wrap as int32 sums do. What is missing of a pair, quad or panel is 0.
  */
 #ifndef OUTRIDER_INTEGER_H
 #define OUTRIDER_INTEGER_H
@@ -12,6 +20,7 @@
 
 #define NR 16 /* columns of a panel */
 #define MR 6  /* rows of a tile */
+#define MOST_ROWS 192 /* that a task makes ready at once */
 
 enum result { SUMS, FLOATS, BYTES, SIGNED_BYTES };
 
@@ -36,15 +45,57 @@ struct output {
     struct epilogue e;
 };
 
-/* The sums of `rows` <= MR rows of a (int16, `pitch` apart) with one panel, into sums [rows, NR]. */
-void panel_sums(const int16_t *a, int64_t pitch, int64_t rows, const int16_t *panel, int64_t pairs, int32_t *sums);
+/* Packed weights. 8 words. */
+struct weights {
+    const void *panels;
+    int64_t narrow, octets; /* octets: how many leading pairs of quads are added in int16 */
+    const int32_t *first;   /* narrow: panel p has the extra quads first[p] .. first[p + 1] - 1, */
+    const int32_t *at;      /* which meet the numbers of the row that quad at[i] meets, */
+    const int8_t *extra;    /* [extra quads][NR][4] */
+    const int32_t *adjust;  /* narrow, [panels][NR]: sum of the weights of a column, less depth times its zero point */
+    const int32_t *zeros;   /* narrow, [panels][NR]: zero points, null if all are 0 */
+};
+
+/* Rows of the left operand as a task has made them ready: int16, or uint8 if the weights are narrow. */
+struct rows {
+    const void *first;
+    int64_t pitch, depth;
+    const int32_t *zeros, *sums; /* narrow: zero point and sum of each row */
+};
+
+/* The sums of n <= MR rows from `row` on with panel `panel`, into sums [n, NR]. */
+void panel_sums(const struct weights *w, int64_t panel, const struct rows *rows, int64_t row, int64_t n, int32_t *sums);
+
+/* The length of a ready row: depth rounded up to whole pairs or quads. */
+INLINE int64_t ready_length(const struct weights *w, int64_t depth)
+{
+    return w->narrow ? (depth + 3) / 4 * 4 : (depth + 1) / 2 * 2;
+}
 
 /* Make the scales of columns first .. last ready for `finish_sums` on this thread. */
 void ready_scales(const struct output *o, int64_t first, int64_t last, int64_t thread);
 
 /* Sums [rows <= MR, columns <= NR], rows `NR` apart, to y at `row`, `column`. */
-void finish_sums(const struct output *o, int32_t *sums, int64_t rows, int64_t columns, int64_t row, int64_t column,
+void finish_sums(const struct output *o, const int32_t *sums, int64_t rows, int64_t columns, int64_t row, int64_t column,
                  int64_t thread);
+
+/* n bytes at x as uint8, 128 more if they are signed. */
+INLINE void unsign(const uint8_t *x, int64_t is_signed, uint8_t *y, int64_t n)
+{
+    if (is_signed)
+        for (int64_t i = 0; i < n; i++)
+            y[i] = x[i] ^ 0x80;
+    else
+        memcpy(y, x, (size_t)n);
+}
+
+INLINE int32_t sum_of(const uint8_t *x, int64_t n)
+{
+    int32_t sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i];
+    return sum;
+}
 
 /* The zero point at p, null being 0. */
 INLINE int64_t zero_of(const uint8_t *p, int64_t is_signed)

@@ -1,10 +1,7 @@
-/* Convolutions of 8-bit integers over channels-last memory: windows are widened to int16 rows, which the panels of
- * integer_gemm.c multiply; depthwise ones go tap by tap. What lies in the padding is 0 after the zero point. */
+/* Convolutions of 8-bit integers over channels-last memory: windows become rows, which the panels of integer_gemm.c
+ * multiply; depthwise ones go tap by tap. What lies in the padding is 0 after the zero point. */
+#include "bytes.h"
 #include "integer.h"
-
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
 
 /* An image batch [images, height, width, channels], strides in bytes, channels being neighbours, and the window that
  * slides over it. 20 words. */
@@ -16,26 +13,44 @@ struct window {
     int64_t out_h, out_w;
 };
 
-/* The window of one output pixel, channels first .. first + n of each tap, as int16 at y. */
-static void gather(const struct window *g, int64_t pixel, int64_t first, int64_t n, int64_t zero, int16_t *y)
+/* n numbers at x, made ready: as int16 less zero, or as uint8. */
+INLINE void ready(const struct window *g, int64_t narrow, const uint8_t *x, int64_t zero, void *y, int64_t n)
 {
-    int64_t column = pixel % g->out_w * g->stride_w - g->left, rest = pixel / g->out_w;
+    if (narrow)
+        unsign(x, g->x_signed, y, n);
+    else
+        widen(x, g->x_signed, zero, y, n);
+}
+
+/* n numbers that stand for zero. */
+INLINE void ready_zeros(const struct window *g, int64_t narrow, int64_t zero, void *y, int64_t n)
+{
+    if (narrow)
+        memset(y, (int)(g->x_signed ? zero + 128 : zero), (size_t)n);
+    else
+        memset(y, 0, (size_t)n * 2);
+}
+
+/* The window of one output pixel, channels first .. first + n of each tap, made ready at y. */
+INLINE void gather(const struct window *g, int64_t narrow, int64_t pixel, int64_t first, int64_t n, int64_t zero, char *y)
+{
+    int64_t column = pixel % g->out_w * g->stride_w - g->left, rest = pixel / g->out_w, size = narrow ? 1 : 2;
     int64_t row = rest % g->out_h * g->stride_h - g->top;
     const uint8_t *image = g->x + rest / g->out_h * g->image_step + first;
     int64_t together = g->dilation_w == 1 && n == g->column_step; /* the taps of a row are neighbours */
-    for (int64_t ky = 0; ky < g->kernel_h; ky++, y += g->kernel_w * n) {
+    for (int64_t ky = 0; ky < g->kernel_h; ky++, y += g->kernel_w * n * size) {
         int64_t iy = row + ky * g->dilation_h;
         if (iy < 0 || iy >= g->height) {
-            memset(y, 0, (size_t)(g->kernel_w * n) * sizeof *y);
+            ready_zeros(g, narrow, zero, y, g->kernel_w * n);
         } else if (together && column >= 0 && column + g->kernel_w <= g->width) {
-            widen(image + iy * g->row_step + column * n, g->x_signed, zero, y, g->kernel_w * n);
+            ready(g, narrow, image + iy * g->row_step + column * n, zero, y, g->kernel_w * n);
         } else {
             for (int64_t kx = 0; kx < g->kernel_w; kx++) {
                 int64_t ix = column + kx * g->dilation_w;
                 if (ix < 0 || ix >= g->width)
-                    memset(y + kx * n, 0, (size_t)n * sizeof *y);
+                    ready_zeros(g, narrow, zero, y + kx * n * size, n);
                 else
-                    widen(image + iy * g->row_step + ix * g->column_step, g->x_signed, zero, y + kx * n, n);
+                    ready(g, narrow, image + iy * g->row_step + ix * g->column_step, zero, y + kx * n * size, n);
             }
         }
     }
@@ -43,44 +58,56 @@ static void gather(const struct window *g, int64_t pixel, int64_t first, int64_t
 
 struct or_integer_conv {
     struct window g;
-    const int16_t *w; /* packed: [groups, panels, pairs, NR, 2], depth in the order kernel_h, kernel_w, channel */
+    struct weights w; /* the panels of each group, depth in the order kernel_h, kernel_w, channel */
     int64_t groups, tasks;
-    int64_t block_rows; /* pixels that are gathered at once: a multiple of MR */
-    int16_t *block;     /* [threads, block_rows, 2 pairs] */
+    int64_t block_rows; /* pixels that are gathered at once: a multiple of MR, <= MOST_ROWS */
+    void *block;        /* [threads, block_rows, ready length] */
     struct output o;    /* rows are pixels */
 };
+
+/* n pixels of one group: gather them, multiply, finish. */
+INLINE void some_pixels(const struct or_integer_conv *a, int64_t narrow, int64_t first, int64_t n, int64_t group,
+                        char *block, int64_t thread)
+{
+    int64_t channels = a->g.channels / a->groups, features = a->o.columns / a->groups;
+    int64_t depth = a->g.kernel_h * a->g.kernel_w * channels, panels = (features + NR - 1) / NR;
+    int64_t length = ready_length(&a->w, depth), size = narrow ? 1 : 2, zero = zero_of(a->g.x_zero, a->g.x_signed);
+    int32_t zeros[MOST_ROWS], totals[MOST_ROWS];
+    struct rows rows = {block, length, depth, zeros, totals};
+    for (int64_t r = 0; r < n; r++) {
+        char *to = block + r * length * size;
+        gather(&a->g, narrow, first + r, group * channels, channels, zero, to);
+        memset(to + depth * size, 0, (size_t)((length - depth) * size));
+        zeros[r] = (int32_t)(zero + (a->g.x_signed ? 128 : 0));
+        if (a->w.zeros)
+            totals[r] = sum_of((const uint8_t *)to, depth);
+    }
+    for (int64_t panel = 0; panel < panels; panel++) {
+        int64_t columns = features - panel * NR < NR ? features - panel * NR : NR;
+        for (int64_t r = 0; r < n; r += MR) {
+            int32_t sums[MR * NR];
+            int64_t some = n - r < MR ? n - r : MR;
+            panel_sums(&a->w, group * panels + panel, &rows, r, some, sums);
+            finish_sums(&a->o, sums, some, columns, first + r, group * features + panel * NR, thread);
+        }
+    }
+}
 
 /* Dense or grouped convolution. Tasks share the pixels of all images. */
 KERNEL(or_integer_conv)
 {
     ARGS(or_integer_conv);
-    int64_t channels = a->g.channels / a->groups, features = a->o.columns / a->groups;
-    int64_t depth = a->g.kernel_h * a->g.kernel_w * channels, pitch = (depth + 1) / 2 * 2;
-    int64_t panels = (features + NR - 1) / NR, first, last;
-    int64_t zero = zero_of(a->g.x_zero, a->g.x_signed);
+    int64_t depth = a->g.kernel_h * a->g.kernel_w * a->g.channels / a->groups, first, last;
     share(a->g.images * a->g.out_h * a->g.out_w, task, a->tasks, &first, &last);
     ready_scales(&a->o, 0, a->o.columns, thread);
-    int16_t *block = a->block + thread * a->block_rows * pitch;
-    while (first < last) {
+    char *block = (char *)a->block + thread * a->block_rows * ready_length(&a->w, depth) * (a->w.narrow ? 1 : 2);
+    for (; first < last; first += a->block_rows) {
         int64_t n = last - first < a->block_rows ? last - first : a->block_rows;
-        for (int64_t group = 0; group < a->groups; group++) {
-            for (int64_t r = 0; r < n; r++) {
-                gather(&a->g, first + r, group * channels, channels, zero, block + r * pitch);
-                if (depth < pitch)
-                    block[r * pitch + depth] = 0;
-            }
-            for (int64_t panel = 0; panel < panels; panel++) {
-                const int16_t *w = a->w + (group * panels + panel) * pitch * NR;
-                int64_t columns = features - panel * NR < NR ? features - panel * NR : NR;
-                for (int64_t r = 0; r < n; r += MR) {
-                    int32_t sums[MR * NR];
-                    int64_t rows = n - r < MR ? n - r : MR;
-                    panel_sums(block + r * pitch, pitch, rows, w, pitch / 2, sums);
-                    finish_sums(&a->o, sums, rows, columns, first + r, group * features + panel * NR, thread);
-                }
-            }
-        }
-        first += n;
+        for (int64_t group = 0; group < a->groups; group++)
+            if (a->w.narrow)
+                some_pixels(a, 1, first, n, group, block, thread);
+            else
+                some_pixels(a, 0, first, n, group, block, thread);
     }
 }
 
@@ -91,31 +118,16 @@ struct or_integer_depthwise {
     struct output o; /* rows are pixels */
 };
 
-typedef uint8_t u8x8 __attribute__((vector_size(8)));
-typedef int8_t s8x8 __attribute__((vector_size(8)));
-typedef int16_t s16x8 __attribute__((vector_size(16)));
-
 /* Eight bytes less zero times eight weights; the products fit int32. */
 INLINE i8v products8(const uint8_t *x, int64_t is_signed, i8v zero, const int16_t *w)
 {
-    s16x8 weights;
-    memcpy(&weights, w, sizeof weights);
-    i8v wide;
-    if (is_signed) {
-        s8x8 v;
-        memcpy(&v, x, sizeof v);
-        wide = __builtin_convertvector(v, i8v) - zero;
-    } else {
-        u8x8 v;
-        memcpy(&v, x, sizeof v);
-        wide = __builtin_convertvector(v, i8v) - zero;
-    }
+    i8v wide = wide_bytes8(x, is_signed) - zero;
 #ifdef __AVX2__
     /* Each half of a lane is an int16; the upper one meets 0. */
-    i8v low = __builtin_convertvector(weights, i8v) & 0xffff;
+    i8v low = wide_words8(w, 0);
     return (i8v)_mm256_madd_epi16((__m256i)wide, (__m256i)low);
 #else
-    return wide * __builtin_convertvector(weights, i8v);
+    return wide * wide_words8(w, 1);
 #endif
 }
 

@@ -5,13 +5,8 @@
  * Every result is the one of the same float32 operations in NumPy: no sums, no contraction. Tasks share the elements,
  * or the rows of `inner` elements where a channel has several, or the rows of `channels` where it has one.
  */
-#include "outrider.h"
+#include "bytes.h"
 #include "vector.h"
-
-typedef uint8_t u8x8 __attribute__((vector_size(8)));
-typedef int8_t s8x8 __attribute__((vector_size(8)));
-typedef uint16_t u16x8 __attribute__((vector_size(16)));
-typedef int16_t s16x8 __attribute__((vector_size(16)));
 
 enum kind { UINT8, INT8, UINT16, INT16 };
 
@@ -24,24 +19,9 @@ INLINE v8 floats8(i8v x) { return __builtin_convertvector(x, v8); }
 /* Eight integers of a kind from memory, as floats. */
 INLINE v8 read8(const void *p, int64_t kind)
 {
-    if (kind == UINT8) {
-        u8x8 v;
-        memcpy(&v, p, 8);
-        return floats8(__builtin_convertvector(v, i8v));
-    }
-    if (kind == INT8) {
-        s8x8 v;
-        memcpy(&v, p, 8);
-        return floats8(__builtin_convertvector(v, i8v));
-    }
-    if (kind == UINT16) {
-        u16x8 v;
-        memcpy(&v, p, 16);
-        return floats8(__builtin_convertvector(v, i8v));
-    }
-    s16x8 v;
-    memcpy(&v, p, 16);
-    return floats8(__builtin_convertvector(v, i8v));
+    if (SIZE[kind] == 1)
+        return floats8(wide_bytes8(p, kind == INT8));
+    return floats8(wide_words8(p, kind == INT16));
 }
 
 /* Eight floats that are integers of the kind, to memory. */
@@ -49,10 +29,10 @@ INLINE void write8(void *p, v8 x, int64_t kind)
 {
     i8v i = integers8(x);
     if (SIZE[kind] == 1) {
-        u8x8 v = __builtin_convertvector(i, u8x8);
+        u8x8 v = low_bytes8(i);
         memcpy(p, &v, 8);
     } else {
-        u16x8 v = __builtin_convertvector(i, u16x8);
+        u16x8 v = low_words8(i);
         memcpy(p, &v, 16);
     }
 }
