@@ -163,8 +163,9 @@ void multiply_panel(const struct block *b, const float *panel, int64_t step, int
                     int64_t column)
 {
     struct simple s = simple_of(b);
-    if (step == width) { /* packed: each row of tiles fetches its share of the next panel, which lies behind this one */
-        int64_t depth = b->chunks * b->length, most = tiles[width / 8 - 1][0].rows;
+    const int64_t depth = b->chunks * b->length; /* 0 where no weight meets these rows (transposed.c) */
+    if (step == width && depth) { /* packed: each row of tiles fetches its share of the next panel, behind this one */
+        int64_t most = tiles[width / 8 - 1][0].rows;
         s.ahead = 4 * depth * width;
         s.share = s.ahead / b->rows;
         s.pace = s.share * (b->rows < most ? b->rows : most) / depth;
