@@ -84,7 +84,11 @@ EXAMPLES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "SkipSimplifiedLayerNormalization": [([floats(2, 3, 8), floats(2, 3, 8), floats(8)], {})],
     "Upsample": [([X, np.array([1, 1, 2, 2], np.float32)], {})],
     **{op: [([X, X], {})] for op in ("Add", "Div", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum", "SwiGLU")},
+    **{op: [([X, X], {})] for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")},
+    "Cast": [([Q], {"to": 1})],
+    "CastLike": [([Q, X], {})],
     "Clip": [([X, ONE, np.float32(0.5)], {})],
+    "Where": [([X > 0.5, X, ONE], {})],
     **{
         op: [([floats(5, 2, 8), floats(1, gates * 16, 8), floats(1, gates * 16, 16)], {"hidden_size": 16})]
         for op, gates in GATES.items()
