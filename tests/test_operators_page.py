@@ -66,9 +66,7 @@ EXAMPLES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "MatMulIntegerToFloat": [([Q, bytes_of(32, 16), ONE, ONE, ZERO], {})],
     "MaxPool": [([X], {"kernel_shape": [2, 2]})],
     "PRelu": [([X, floats(8, 1, 1)], {})],
-    "QAttention": [
-        ([bytes_of(1, 3, 8), bytes_of(8, 24), floats(24), ONE, ONE, None, ZERO, ZERO], {"num_heads": 2})
-    ],
+    "QAttention": [([bytes_of(1, 3, 8), bytes_of(8, 24), floats(24), ONE, ONE, None, ZERO, ZERO], {"num_heads": 2})],
     "QGemm": [([Q, ONE, ZERO, bytes_of(32, 16), ONE, ZERO, None, ONE, ZERO], {})],
     "QLinearConcat": [([ONE, ZERO, Q, ONE, ZERO, Q, ONE, ZERO], {"axis": 0})],
     "QLinearConv": [([IMAGE, ONE, ZERO, FILTERS, ONE, ZERO, ONE, ZERO], {})],

@@ -1,12 +1,11 @@
 /* Programs of element-wise instructions on float32, block by block; truth values are 1 and 0 there.
  *
- * Everything element-wise is one kernel: a short program whose instructions each read up to three blocks of BLOCK floats
- * and write one, so that intermediate results stay in the first cache. Operands are numbered: below INPUTS the inputs,
- * from there on blocks of scratch memory. The result of the last instruction goes to y.
+ * Everything element-wise is one kernel: a short program whose instructions each read up to three blocks of BLOCK
+ * floats and write one, so that intermediate results stay in the first cache. Operands are numbered: below INPUTS
+ * the inputs, from there on blocks of scratch memory. The result of the last instruction goes to y.
  *
- * Element-wise error: that of the functions in vector.h; sums, products, quotients, roots are correctly rounded, composed
- * functions (gelu, silu, ...) have a few ulp more, fused multiply-adds may be used inside them.
- */
+ * Element-wise error: that of the functions in vector.h; sums, products, quotients, roots are correctly rounded,
+ * composed functions (gelu, silu, ...) have a few ulp more, fused multiply-adds may be used inside them. */
 #include "vector.h"
 
 enum { INPUTS = 16, AXES = 8, BLOCK = 1024 };
@@ -15,12 +14,13 @@ enum { INPUTS = 16, AXES = 8, BLOCK = 1024 };
 enum {
     ADD, SUB, MUL, DIV, POW, MIN, MAX, NEG, ABS, SQRT, RSQRT, EXP, LOG, TANH, ERF, SIGMOID, RELU, LEAKY_RELU,
     HARD_SIGMOID, HARD_SWISH, RECIPROCAL, FLOOR, CEIL, ROUND, CLIP, SOFTPLUS, SILU, GELU, GELU_TANH, ELU, SOFTSIGN,
-    MISH, THRESHOLDED_RELU, SIGN, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL, EQUAL, WHERE, SWISH, SELU, CELU, COPY, MUL_ADD, NOT_EQUAL,
+    MISH, THRESHOLDED_RELU, SIGN, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL, EQUAL, WHERE, SWISH, SELU, CELU, COPY,
+    MUL_ADD, NOT_EQUAL,
 };
 
-/* One input, broadcast to y's shape: strides in floats per axis. `kind`: dense like y; the same in every block (no axis has
- * a stride, or only the last one and blocks are whole rows); the same all along a row, of which blocks are parts; or to
- * be gathered for each block. */
+/* One input, broadcast to y's shape: strides in elements per axis. `kind`: dense like y; the same in every block (no
+ * axis has a stride, or only the last one and blocks are whole rows); the same all along a row, of which blocks
+ * are parts; or to be gathered for each block. */
 enum { DENSE, PATTERN, EVEN, GATHERED };
 
 /* What is not float32 is always brought to float32 in scratch memory. */
@@ -36,7 +36,8 @@ struct instruction {
 
 struct plan {
     int64_t axes, shape[AXES];                      /* of y, joined where all inputs allow; the last axis is a row */
-    int64_t rows, width, most;                      /* a block is so many whole rows, or if 0 `width` floats of one; `most` floats */
+    int64_t rows, width;                            /* a block is so many whole rows, or if 0 `width` floats of one */
+    int64_t most;                                   /* floats of the largest block that there is */
     int64_t inputs, blocks, instructions;           /* `blocks`: of scratch memory */
     int64_t truths;                                 /* the block that is written to y as bytes 1 and 0, or -1 */
     struct operand operands[INPUTS];
@@ -244,14 +245,15 @@ static void gather(const struct plan *plan, const struct operand *x, const void 
     }
 }
 
+/* Floats as bytes 1 and 0. */
 static void truths(const float *restrict x, uint8_t *restrict y, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         y[i] = x[i] != 0.0f;
 }
 
-/* Runs the program on block `number` of y. `filled`: the row whose block was the last one, -1 if this is the first. What is
- * the same in every block, or everywhere in a row, is brought to its block of scratch memory once. */
+/* Runs the program on block `number` of y. `filled`: the row whose block was the last one, -1 if this is the first.
+ * What is the same in every block, or everywhere in a row, is brought to its block of scratch memory once. */
 static void run_block(const struct or_elementwise *a, float *scratch, int64_t number, int64_t *filled)
 {
     const struct plan *plan = a->plan;
@@ -296,8 +298,8 @@ static void run_block(const struct or_elementwise *a, float *scratch, int64_t nu
         truths(scratch + plan->truths * BLOCK, (uint8_t *)a->y + start, n);
 }
 
-/* y = program(inputs), all broadcast to y's shape, which is dense in memory; an input that is dense may be y. Tasks share
- * the blocks. */
+/* y = program(inputs), all broadcast to y's shape, which is dense in memory; an input that is dense may be y. Tasks
+ * share the blocks. */
 KERNEL(or_elementwise)
 {
     ARGS(or_elementwise);

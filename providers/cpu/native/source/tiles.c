@@ -169,7 +169,7 @@ void multiply_panel(const struct block *b, const float *panel, int64_t step, int
         int64_t most = tiles[width / 8 - 1][0].rows;
         s.ahead = 4 * depth * width;
         s.share = s.ahead / b->rows;
-        s.pace = s.share * (b->rows < most ? b->rows : most) / depth;
+        s.pace = depth ? s.share * (b->rows < most ? b->rows : most) / depth : 0; /* a transposed convolution's gaps */
     }
     for (int64_t row = 0; row < b->rows;) {
         int64_t left = b->rows - row, size = 0; /* the lowest tile that holds what is left */
