@@ -11,6 +11,8 @@ from outrider.providers.cpu.kernels.epilogue import Epilogue
 from outrider.providers.cpu.kernels.frame import Bind
 
 BYTES = {"int8", "uint8"}
+# Positions of the inputs of outrider::IntegerMatMul and IntegerConv after those of `epilogue.py`; P: of the product.
+X_SCALE, X_ZERO, W_SCALE, W_ZERO, Y_SCALE, Y_ZERO, P_SCALE, P_ZERO = range(6, 14)
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,9 @@ class Result:
     """What becomes of the sums. Arrays are C-contiguous inputs, read in the run.
 
     int32: nothing. Else sums + `bias` (int32, by feature) times x_scale w_scale; plus input `shift` (float32, by
-    feature); then `epilogue`, whose inputs have the positions of `epilogue.py`; float32 unless y_scale and y_zero are
-    given: quantized by them. Scales have one value, w_scale may have one per feature, x_scale and y_scale one per row.
+    feature); rounded to what the type of p_zero holds, where p_scale and p_zero are given; then `epilogue`, whose
+    inputs have the positions of `epilogue.py`; float32 unless y_scale and y_zero are given: quantized by them. Scales
+    have one value, w_scale may have one per feature, x_scale and y_scale one per row.
     """
 
     dtype: Any
@@ -90,6 +93,8 @@ class Result:
     epilogue: Epilogue | None = None
     y_scale: np.ndarray | None = None
     y_zero: np.ndarray | None = None
+    p_scale: np.ndarray | None = None
+    p_zero: np.ndarray | None = None
 
     @property
     def direct(self) -> bool:

@@ -43,7 +43,7 @@ def _fits(left: Quantized, right: Quantized, r: Result, features: int) -> bool:
         and all(q.zero is None or q.zero.dtype == q.values.dtype for q in (left, right))
         and (r.y_zero is None or r.y_zero.dtype == r.dtype)
         and all(x is None or x.dtype == np.float32 for x in (r.x_scale, r.w_scale, r.y_scale))
-        and _one(r.x_scale, r.y_scale, r.y_zero)
+        and _one(r.x_scale, r.y_scale, r.y_zero, r.p_scale, r.p_zero)
         and _by_feature(r.w_scale, features)
         and _by_feature(r.bias, features)
     )
@@ -78,7 +78,7 @@ def _output(
     return [
         y, features, 1, _KINDS[y.dtype.name], r.direct, r.x_scale, r.w_scale,
         r.w_scale is not None and r.w_scale.size > 1, r.bias, r.bias is not None and r.bias.size > 1,
-        r.y_scale, r.y_zero, ready, features,
+        r.y_scale, r.y_zero, r.p_scale, r.p_zero, r.p_zero is not None and _signed(r.p_zero), ready, features,
         bias, numbers(SCALE), numbers(SHIFT), residual, features, 1,
         e.residual == "after", list(ACTIVATIONS).index(e.activation), e.alpha, e.beta, e.factor,
     ]  # fmt: skip
