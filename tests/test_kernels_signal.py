@@ -49,6 +49,17 @@ def test_stft(onesided: int) -> None:
     ):
         check("STFT", inputs, onesided=onesided, oracle="reference", rtol=1e-4, atol=1e-4)
     check("STFT", [floats(1, 40, 2), number(5), window], onesided=0, oracle="reference", rtol=1e-4, atol=1e-4)
+    check("STFT", [floats(2, 60), number(7), window], onesided=onesided, rtol=1e-4, atol=1e-4)
+
+
+def test_stft_of_a_constant_is_the_error_of_its_window() -> None:
+    """Models take the angle of such bins, which 0 / 0 would spoil."""
+    window = np.hanning(21)[:20].astype(np.float32)
+    x = np.full((1, 60, 1), -0.12536708, np.float32)
+    expected = np.fft.rfft(np.lib.stride_tricks.sliding_window_view(x[0, :, 0].astype(float), 20)[::5] * window)
+    result = np.stack([expected.real, expected.imag], -1)[None].astype(np.float32)
+    (y,) = check("STFT", [x, number(5), window], oracle=[result], rtol=1e-4, atol=1e-16)
+    assert (y[..., 0] != 0).all()
 
 
 @pytest.mark.parametrize("op", ["HannWindow", "HammingWindow", "BlackmanWindow"])

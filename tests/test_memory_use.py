@@ -24,11 +24,11 @@ from outrider.shm.weights import WeightMap, WeightWriter
 from tests.leaks import worker_pids
 from tests.program_harness import Bound, compiled, graph_of, model, ready, unit_of
 
-pytestmark = pytest.mark.fast
 MIB = 1 << 20
 
 
 # Planned and naive ----------------------------------------------------------------------------------------------------
+@pytest.mark.fast
 def test_a_chain_takes_two_buffers_and_not_one_per_value() -> None:
     proto = model(
         "agraph (float[N, 64] x) => (float[N, 64] y) "
@@ -91,6 +91,7 @@ def halves(array: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     return array[:1] * 2, [array[1:] * 2]
 
 
+@pytest.mark.fast
 def test_units_share_what_is_made_of_the_same_constant() -> None:
     packing, calls = Packing(), []
 
@@ -118,6 +119,7 @@ def test_units_share_what_is_made_of_the_same_constant() -> None:
         assert len(calls) == 1  # nobody used it any more
 
 
+@pytest.mark.fast
 def test_computed_constants_are_not_taken_for_one_another() -> None:
     """Their memory is another array's once they are gone."""
     packing = Packing()
@@ -125,6 +127,7 @@ def test_computed_constants_are_not_taken_for_one_another() -> None:
     assert [one.value[0] for one in made] == [0, 1, 2]
 
 
+@pytest.mark.fast
 def test_constants_that_only_others_were_made_from_are_let_go() -> None:
     proto = model(
         "agraph (float[N, 4] x) => (float[N, 2] y) "
@@ -145,6 +148,7 @@ def test_constants_that_only_others_were_made_from_are_let_go() -> None:
     provider.close()
 
 
+@pytest.mark.fast
 def test_variants_of_a_packed_weight_are_bounded() -> None:
     proto = model(
         "agraph (float[N, 4] x) => (float[N, 2] y) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = MatMul(x, w) }"
@@ -160,6 +164,7 @@ def test_variants_of_a_packed_weight_are_bounded() -> None:
         assert bound.run()[0].tolist() == [[16, 20]] * 3
 
 
+@pytest.mark.fast
 def test_bytes_of_what_is_packed_are_counted_without_views_of_the_original() -> None:
     with weights(np.ones((4, 4), np.float32)) as (w,):
         made = Packing().packed(node(), "a", 1, [None, w], halves)
@@ -167,6 +172,7 @@ def test_bytes_of_what_is_packed_are_counted_without_views_of_the_original() -> 
         assert Packing().packed(node(), "a", 1, [None, w], lambda array: [array.T]).nbytes == 0
 
 
+@pytest.mark.fast
 def test_packing_a_large_weight_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     with weights(np.ones((1 << 12, 1 << 10), np.float32)) as (w,), pytest.raises(OutOfMemoryError, match="packed in1"):
         monkeypatch.setattr(memory, "available_bytes", lambda: 1000)

@@ -9,9 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from outrider.providers.contract import Graph
+from outrider.providers.cpu import CpuProvider
 from outrider.providers.cpu.native import NativeError, build, load
+from tests.program_harness import Bound, graph_of, model, ready, unit_of
 
 pytestmark = pytest.mark.fast
 
@@ -114,7 +118,7 @@ def test_a_library_for_another_cpu_is_not_loaded(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(build, "FOLDER", folder)
     monkeypatch.setattr(build, "has_avx2", lambda: False)
     monkeypatch.setenv("CC", str(folder / "absent"))
-    with pytest.raises(NativeError, match=r"no C compiler .*absent"):
+    with pytest.raises(NativeError, match=r"no C compiler .*absent.*are for x86-64-v3, which this CPU is not"):
         load()
     monkeypatch.setattr(build, "has_avx2", lambda: True)
     with pytest.raises(NativeError, match="cannot be loaded"):
@@ -126,3 +130,29 @@ def test_a_cache_that_cannot_be_written_is_named(folder: Path, monkeypatch: pyte
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder / "file"))
     with pytest.raises(NativeError, match=r"file/kernels.*set OUTRIDER_CACHE"):
         load()
+
+
+def test_the_provider_compiles_with_its_first_model_and_not_at_its_start(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = ready(CpuProvider())
+    assert not (folder / "links").exists()
+    with graph_of(model("agraph (float[2] x) => (float[2] y) { y = Relu(x) }")) as graph:
+        for _ in range(2):  # what this compiler makes is no library
+            assert _run(provider, graph, np.array([-1, 1], np.float32)) == [0, 1]
+    assert (folder / "links").read_text() == "linked\n"
+    told = provider.stats()["compiled"]
+    assert told["families"] == []
+    assert "cannot be loaded" in told["reason"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "in NumPy only" in caplog.text
+    provider.close()
+
+
+def _run(provider: CpuProvider, graph: Graph, x: np.ndarray) -> list[float]:
+    unit = unit_of(graph)
+    program = provider.compile(unit)
+    try:
+        return Bound(program, unit, {"x": x}).run()[0].tolist()
+    finally:
+        provider.unload(program)

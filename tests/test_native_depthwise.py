@@ -14,8 +14,6 @@ from onnx import helper
 
 from outrider.providers.cpu.kernels.epilogue import ACTIVATIONS
 
-pytestmark = pytest.mark.fast
-
 RNG = np.random.default_rng(5)
 
 
@@ -70,6 +68,7 @@ def test_what_follows(data: st.DataObject, activation: str, residual: str) -> No
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(
     ("x", "w", "attributes"),
     [
@@ -93,12 +92,14 @@ def test_chosen(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, An
     check("Conv", [f32(*x), weights, f32(w[0])], rtol=1e-5, atol=1e-5, consts=(1, 2), group=x[1], **attributes)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_what_is_not_finite_spoils_only_its_own_windows(value: float) -> None:
     x = f32(1, 8, 12, 30)
     x[0, 3, 5, 17] = value
     found = libraries()
-    assert found is not None
+    if found is None:
+        pytest.skip("there are no compiled kernels here")
     proto = helper.make_node("Conv", ["x", "w"], ["y"], group=8, pads=[1, 1, 1, 1])
     w = f32(8, 1, 3, 3)
     y = run_node(plain_node(proto, 21, [x, w], ["float32"]), [x, w], (1,), found[0])[0]

@@ -8,8 +8,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_harness import check
 
-pytestmark = pytest.mark.fast
-
 RNG = np.random.default_rng(8)
 TRANSFORMS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 SCALES = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
@@ -35,6 +33,7 @@ def test_images(mode: str, transform: str, channels: int, axes: list[tuple[int, 
     )  # fmt: skip
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.int64])
 def test_nearest_of_any_dtype(dtype: type) -> None:
     x = RNG.integers(0, 100, (1, 9, 7, 5)).astype(dtype)
@@ -43,6 +42,7 @@ def test_nearest_of_any_dtype(dtype: type) -> None:
     check("Resize", [x, None, scales], mode="nearest", oracle=[expected], consts=(2,))
 
 
+@pytest.mark.fast
 def test_one_spatial_axis() -> None:
     x = RNG.normal(size=(2, 10, 7)).astype(np.float32)
     check("Resize", [x, None, np.array([1, 1, 2], np.float32)], mode="linear", oracle="reference", consts=(2,))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_harness import check, plain_node, run_node
@@ -13,8 +12,6 @@ from native_library import libraries
 from onnx import helper
 
 from outrider.providers.cpu.kernels.epilogue import ACTIVATIONS
-
-pytestmark = pytest.mark.fast
 
 RNG = np.random.default_rng(7)
 

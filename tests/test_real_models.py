@@ -12,14 +12,13 @@ import pytest
 
 import outrider
 from outrider.scheduler.errors import PinDeclinedError, UnsupportedOpError
-from tests.models import MODELS, TEXTS, feeds, magika_bytes, model_path, tolerance, tone
+from tests.models import MODELS, feeds, model_path, tolerance, tone
 from tests.oracle import assert_agree, run_ort
 
 PICKY = f"{Path(__file__).with_name('own_providers.py')}:Picky"
 CPUS = ("cpu", "cpu:1", "cpu:2")
 CUT = ("basic-pitch", "ppocr-cls", "silero-16k", "silero-sequence")
 SILERO = [name for name, model in MODELS.items() if model.family == "silero"]
-MAGIKA_LABELS = {"python": 143, "html": 71}  # positions in the model's own list of labels
 
 
 @pytest.fixture(scope="module")
@@ -209,11 +208,3 @@ def test_noise_is_no_speech(fleet: outrider.Fleet, name: str) -> None:
             state = dict(zip(state, after, strict=True))
             speech.append(float(probability.ravel()[0]))
     assert max(speech) < 0.1
-
-
-@pytest.mark.parametrize("kind", MAGIKA_LABELS)
-def test_magika_tells_languages_apart(fleet: outrider.Fleet, kind: str) -> None:
-    with open_model(fleet, "magika") as session:
-        (scores,) = session.run(None, {"bytes": magika_bytes(TEXTS[kind])})
-    assert scores[0].argmax() == MAGIKA_LABELS[kind]
-    assert scores[0].max() > 0.5

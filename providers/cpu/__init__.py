@@ -93,7 +93,7 @@ class CpuProvider(Provider):
                 self._library = load(self._families, self._threads)
         except NativeError as reason:
             self._without = str(reason)
-            self._warn("the cpu provider runs in NumPy only: %s", reason)
+            self._warn("the cpu provider runs in NumPy only: %s", self._without)
         # Two pools that share out work would disturb each other: BLAS has one thread where there is another pool.
         if (self._library is not None or self._threads > 1) and single_thread() and self._library is None:
             self._team = Team(self._threads)

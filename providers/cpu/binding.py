@@ -2,7 +2,7 @@
 
 It is made from nothing (`walk.py`) or from an earlier binding of the same block (`reshape.py`). LATE ops, and all that
 depends on them, form the unbound stretch: they run after the bound steps, in order, and what they read stays allocated
-until then.
+until then. Where it is long, most of it is a block that is bound in the run (`stretch.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ GROUPS = ((1 << 22, 1), (1 << 18, 8), (0, 32))
 
 
 class LateOp(Protocol):
-    """A node of the unbound stretch."""
+    """A node of the unbound stretch, or several. `reads`: numbers of what it needs."""
 
-    op: Op
+    @property
+    def ops(self) -> Sequence[Op]: ...
+
+    @property
+    def reads(self) -> tuple[int, ...]: ...
 
     def __call__(self, env: dict[int, Any], binding: Binding) -> None:
         """Read what is late from `env`, put the outputs there. `binding` is the one it belongs to."""
@@ -160,7 +164,7 @@ class Binding:
         seen = {number for number in self.block.results if number != ABSENT}
         releases: list[tuple[int, ...]] = []
         for late in reversed(self.late):
-            numbers = {n for n in _reads(late) if self.item(n).state == LATE}
+            numbers = {n for n in late.reads if self.item(n).state == LATE}
             releases.append(tuple(numbers - seen))
             seen |= numbers
         return releases[::-1]
@@ -216,7 +220,8 @@ class Binding:
         for late, dead in zip(self.late, self._releases, strict=True):
             start = monotonic_ns()
             late(env, self)
-            self._told(late.op, start, monotonic_ns(), env)
+            if len(late.ops) == 1:  # several tell of themselves
+                self._told(late.ops[0], start, monotonic_ns(), env)
             for number in dead:
                 env.pop(number, None)
 
@@ -243,6 +248,8 @@ class LateKernel:
 
     def __init__(self, op: Op, sources: Sequence[Item | None]) -> None:
         self.op = op
+        self.ops = (op,)
+        self.reads = op.reads
         self.sources = sources
 
     def __call__(self, env: dict[int, Any], binding: Binding) -> None:
@@ -262,7 +269,8 @@ class LateAlias:
     """An output of an If in whose branch, known while binding, it is late."""
 
     def __init__(self, op: Op, inner: int, outer: int) -> None:
-        self.op = op
+        self.ops = (op,)
+        self.reads = (inner,)
         self.inner = inner
         self.outer = outer
 
@@ -271,9 +279,3 @@ class LateAlias:
 
     def bindings(self) -> Sequence[Binding]:
         return ()
-
-
-def _reads(late: LateOp) -> tuple[int, ...]:
-    if isinstance(late, LateAlias):
-        return (late.inner,)
-    return late.op.reads

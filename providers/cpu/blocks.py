@@ -66,7 +66,10 @@ class Op:
 
 @dataclass(eq=False)
 class Block:
-    """Ops in order. `uses` counts the readers of each number: ops, captures of their bodies, results."""
+    """Ops in order. `uses` counts the readers of each number: ops, captures of their bodies, results.
+
+    `depth`: of how many stretches (`stretch.py`) it lies in.
+    """
 
     name: str
     formals: tuple[int, ...] = ()
@@ -76,6 +79,7 @@ class Block:
     free: tuple[int, ...] = ()
     produced: frozenset[int] = frozenset()
     uses: Counter[int] = field(default_factory=Counter)
+    depth: int = 0
 
     def note_uses(self, is_constant: Callable[[int], bool]) -> None:
         """Its ops or results changed: who reads what."""

@@ -130,7 +130,7 @@ class Body:
         return found
 
 
-def _body(block: Block, parent: Builder, before: Body | None) -> Body:
+def body_in(block: Block, parent: Builder, before: Body | None) -> Body:
     """The body inside the binding that `parent` makes: `before`, inside an earlier binding, if it sees the same."""
     captures = {number: parent.keep(number) for number in block.free}
     if before is None:
@@ -148,9 +148,13 @@ class _Control:
     """What the kinds share: reading the node's inputs, storing its outputs, errors that name it."""
 
     def __init__(self, op: Op, parent: Builder, before: _Control | None) -> None:
+        self.ops = (op,)
         self.op = op
+        self.reads = op.reads
         earlier: Mapping[str, Body] = {} if before is None else before.bodies
-        self.bodies: dict[str, Body] = {key: _body(block, parent, earlier.get(key)) for key, block in op.bodies.items()}
+        self.bodies: dict[str, Body] = {
+            key: body_in(block, parent, earlier.get(key)) for key, block in op.bodies.items()
+        }
         self._sources = [None if number == ABSENT else parent.keep(number) for number in op.inputs]
 
     def __call__(self, env: dict[int, Any], binding: Binding) -> None:

@@ -82,7 +82,7 @@ class CpuProgram(Program):
         if not self.bound:
             self.code.forget_sources()
         self.bound += 1
-        self.unbound_nodes = len({late.op.origin.name for late in binding.late})
+        self.unbound_nodes = len({op.origin.name for late in binding.late for op in late.ops})
         if not binding.late and len(binding.placed) == len(block.results):
             return _Straight(binding)
         return _Mixed(binding)

@@ -19,6 +19,7 @@ FOLDED = "folded"  # executed while binding: every input is known
 BOUND = "bound"  # steps
 UNBOUND = "unbound"  # bound in each run, or control flow
 CHOSEN = "chosen"  # an If whose condition is known; the ops of its branch follow
+STRETCH = "stretch"  # many unbound ops as one block (`stretch.py`); no op
 ALIAS = "alias"  # an output of such an If
 
 

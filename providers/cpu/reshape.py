@@ -21,7 +21,7 @@ from outrider.providers.cpu.building import Builder, Given, Stage
 from outrider.providers.cpu.conditions import branch_of
 from outrider.providers.cpu.items import FIXED, Item, Root, alike
 from outrider.providers.cpu.modes import check
-from outrider.providers.cpu.records import ALIAS, CHOSEN, FOLDED, STAGED, UNBOUND, Misfit, Record, Taken
+from outrider.providers.cpu.records import ALIAS, CHOSEN, FOLDED, STAGED, STRETCH, UNBOUND, Misfit, Record, Taken
 
 
 def reshape(earlier: Binding, given: Given, place: Place | None = None) -> Binding:
@@ -82,6 +82,10 @@ class _Reshaping(Builder):
     def _again(self, before: Record) -> Record:
         """The record of the op for what its inputs are now."""
         op = before.op
+        if before.kind == STRETCH:
+            from outrider.providers.cpu.stretch import again  # it binds blocks, so it needs this module
+
+            return again(self, before)
         assert op is not None
         if before.kind == FOLDED:
             return self.fold(op, self.inputs(op))

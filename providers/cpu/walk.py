@@ -14,13 +14,13 @@ import numpy as np
 
 from outrider.providers.contract import Place
 from outrider.providers.cpu.arena import Region
-from outrider.providers.cpu.binding import Binding, LateAlias, Plan
+from outrider.providers.cpu.binding import Binding, LateAlias, LateOp, Plan
 from outrider.providers.cpu.blocks import ABSENT, Block, Code, Op
 from outrider.providers.cpu.building import Builder, Given, Stage
 from outrider.providers.cpu.conditions import branch_of
 from outrider.providers.cpu.growth import room
 from outrider.providers.cpu.items import FIXED, KNOWN, LATE, LATE_ITEM, Item, Root, plain
-from outrider.providers.cpu.records import ALIAS, BOUND, CHOSEN, STAGED, UNBOUND, Record, Taken
+from outrider.providers.cpu.records import ALIAS, BOUND, CHOSEN, STAGED, STRETCH, UNBOUND, Record, Taken
 
 _FOREVER = 1 << 60
 
@@ -48,9 +48,11 @@ class Walk(Builder):
         self._uses: Counter[int] = Counter(block.uses)
         self._records: list[Record] = []
         self._before: dict[Op | None, Record] = {}
+        self._stretch: LateOp | None = None
         if earlier is not None:
             kinds = (BOUND, UNBOUND, STAGED)
             self._before = {record.op: record for record in earlier.records if record.kind in kinds}
+            self._stretch = next((record.late for record in earlier.records if record.kind == STRETCH), None)
         self._given = given
 
     def bound(self) -> Binding:
@@ -58,6 +60,10 @@ class Walk(Builder):
         with np.errstate(all="ignore"):
             self._stage()
             self._walk(self.block)
+            if all(item.state != LATE for item in self._given.values() if isinstance(item, Item)):
+                from outrider.providers.cpu.stretch import gathered  # it binds blocks, so it needs this module
+
+                self._records = gathered(self, self._records, self._stretch)
             return self.binding(Plan(self.region, self.targets, self._records), self._records)
 
     # What the ops need -----------------------------------------------------------------------------------------------

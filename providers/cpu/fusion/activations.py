@@ -13,7 +13,8 @@ The argument of the inner function is compared as a polynomial in x, so its spel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from outrider.providers.cpu.blocks import Op
 from outrider.providers.cpu.fusion.draft import Draft
@@ -22,6 +23,7 @@ from outrider.providers.cpu.fusion.expressions import (
     bounds,
     close,
     is_polynomial,
+    keeps_rank,
     polynomial,
     product,
 )
@@ -45,6 +47,14 @@ def fuse_activations(draft: Draft) -> None:
                     break
 
 
+def _replaced(
+    draft: Draft, pattern: str, ops: Sequence[Op], kind: str, x: int, attributes: Mapping[str, Any] | None = None
+) -> bool:
+    if not keeps_rank(draft, ops, x):
+        return False
+    return draft.replace(pattern, ops, kind, [x], attributes, domain="", title=kind) is not None
+
+
 def _hard_sigmoid(draft: Draft, found: Product) -> bool:
     clip = draft.inner(found.leaves[0], "Clip")
     limits = None if clip is None else bounds(draft, clip)
@@ -61,7 +71,7 @@ def _hard_sigmoid(draft: Draft, found: Product) -> bool:
         return False
     alpha, beta = line.get(1, 0.0) * found.constant, line.get(0, 0.0) * found.constant
     attributes = {"alpha": alpha, "beta": beta}
-    return bool(draft.replace("hard-sigmoid", ops, "HardSigmoid", [x], attributes, domain="", title="HardSigmoid"))
+    return _replaced(draft, "hard-sigmoid", ops, "HardSigmoid", x, attributes)
 
 
 def _hard_swish(draft: Draft, found: Product, x: int, gate: int) -> bool:
@@ -81,7 +91,7 @@ def _hard_swish(draft: Draft, found: Product, x: int, gate: int) -> bool:
         taken = taken and is_polynomial(line, {1: 1 / (6 * found.constant), 0: 1 / (2 * found.constant)})
     else:
         return False
-    return taken and bool(draft.replace("hard-swish", ops, "HardSwish", [x], domain="", title="HardSwish"))
+    return taken and _replaced(draft, "hard-swish", ops, "HardSwish", x)
 
 
 def _swish(draft: Draft, found: Product, x: int, gate: int) -> bool:
@@ -92,7 +102,7 @@ def _swish(draft: Draft, found: Product, x: int, gate: int) -> bool:
     line = polynomial(draft, sigmoid.inputs[0], x, ops)
     if line is None or set(line) != {1}:
         return False
-    return bool(draft.replace("swish", ops, "Swish", [x], {"alpha": line[1]}, domain="", title="Swish"))
+    return _replaced(draft, "swish", ops, "Swish", x, {"alpha": line[1]})
 
 
 def _gelu(draft: Draft, found: Product, x: int, gate: int) -> bool:
@@ -117,8 +127,7 @@ def _gelu(draft: Draft, found: Product, x: int, gate: int) -> bool:
     argument = polynomial(draft, op.inputs[0], x, ops)
     if not is_polynomial(argument, {1: math.sqrt(0.5)} if exact else {1: ROOT, 3: ROOT * 0.044715}):
         return False
-    attributes = {"approximate": "none" if exact else "tanh"}
-    return bool(draft.replace("gelu", ops, "Gelu", [x], attributes, domain="", title="Gelu"))
+    return _replaced(draft, "gelu", ops, "Gelu", x, {"approximate": "none" if exact else "tanh"})
 
 
 def _mish(draft: Draft, found: Product, x: int, gate: int) -> bool:
@@ -126,7 +135,7 @@ def _mish(draft: Draft, found: Product, x: int, gate: int) -> bool:
     softplus = None if tanh is None else draft.inner(tanh.inputs[0], "Softplus")
     if tanh is None or softplus is None or softplus.inputs[0] != x or not close(found.constant, 1):
         return False
-    return bool(draft.replace("mish", [*found.ops, tanh, softplus], "Mish", [x], domain="", title="Mish"))
+    return _replaced(draft, "mish", [*found.ops, tanh, softplus], "Mish", x)
 
 
 _GATES: tuple[Callable[[Draft, Product, int, int], bool], ...] = (_hard_swish, _swish, _gelu, _mish)

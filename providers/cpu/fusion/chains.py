@@ -52,7 +52,9 @@ def joins(op: Op) -> bool:
         return False
     if step.domain:
         return step.domain == "outrider" and step.op_type == "Chain"
-    return step.op_type in INSTRUCTIONS or step.op_type in _FOLDS or step.op_type in _WITH_ATTRIBUTES
+    if step.op_type in _FOLDS:
+        return len(step.inputs) > 1
+    return step.op_type in INSTRUCTIONS or step.op_type in _WITH_ATTRIBUTES
 
 
 def _group(draft: Draft, root: Op) -> list[Op]:

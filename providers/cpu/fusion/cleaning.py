@@ -1,10 +1,11 @@
 """What computes nothing: constants are made once, and what hands its input on is left out. Bit-equal.
 
-constants -> any deterministic op           a constant, executed when it is first asked for
-Identity, Dropout in inference, Cast and CastLike to the same dtype, a Slice of everything,
-Transpose with the identity, Clip without bounds    -> their input
-Transpose -> Transpose                       -> one Transpose, or nothing
-Reshape -> Reshape to a constant shape       -> the second Reshape
+constants -> any deterministic op                       a constant, executed when it is first asked for
+Identity, Dropout in inference, Cast to the same dtype, Max or Concat of one value, Slice of everything,
+Transpose that moves no axis, Clip without bounds       their input
+Transpose -> Transpose                                  one Transpose, or nothing
+Reshape -> Reshape to a constant shape                  the second Reshape
+Concat -> Concat along the same axis                    one Concat
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ def clean(draft: Draft) -> None:
 
 def _clean(draft: Draft, op: Op) -> None:
     kind = op.step.op_type
-    if kind == "Transpose":
+    if _hands_on(draft, op):
+        draft.bypass("identity", op, op.inputs[0])
+    elif kind == "Transpose":
         _transposes(draft, op)
     elif kind == "Reshape":
         _reshapes(draft, op)
     elif kind == "Concat":
         _concats(draft, op)
-    elif _hands_on(draft, op):
-        draft.bypass("identity", op, op.inputs[0])
 
 
 def _hands_on(draft: Draft, op: Op) -> bool:
     """True if the output is the input."""
     kind = op.step.op_type
-    if kind == "Identity":
+    if kind == "Identity" or (kind in ("Concat", "Max", "Mean", "Min", "Sum") and len(op.inputs) == 1):
         return True
     if kind == "Dropout":
         unused = len(op.outputs) == 1 or not draft.reads(op.outputs[1])

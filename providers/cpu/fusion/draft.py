@@ -21,6 +21,7 @@ from outrider.providers.cpu.fusion.shapes import Inference, merged
 from outrider.providers.cpu.items import LATE_ITEM, Item
 from outrider.providers.cpu.kernels.frame import Unsupported, find
 from outrider.providers.cpu.modes import immediate
+from outrider.shm.errors import OutriderError
 
 OPSET = 24  # of the ops of ai.onnx that are put for others
 SMALL = 64  # elements; contents of larger constants are not looked at while patterns are matched
@@ -115,7 +116,7 @@ class Draft:
         """The shape as declared; None for an unknown rank. That of a constant is known."""
         shape = self._values[number].shape
         if self.is_constant(number) and (shape is None or not all(isinstance(dim, int) for dim in shape)):
-            value = self.value(number)
+            value = self._contents(number)
             return value.shape if isinstance(value, np.ndarray) else None
         return shape
 
@@ -140,8 +141,15 @@ class Draft:
         shape = self.shape(number)
         if shape is None or np.prod(shape, dtype=np.int64) > SMALL:
             return None
-        value: np.ndarray = self.value(number)
-        return None if value.dtype.hasobject else value
+        value = self._contents(number)
+        return value if isinstance(value, np.ndarray) and not value.dtype.hasobject else None
+
+    def _contents(self, number: int) -> Any:
+        """The contents of a constant; None where it cannot be made, which is said when it is used."""
+        try:
+            return self.value(number)
+        except OutriderError:
+            return None
 
     def scalar(self, number: int) -> float | None:
         """The number that a constant of one element is, None for anything else."""

@@ -98,8 +98,9 @@ def source_of(draft: Draft, op: Op) -> Source | None:
             op, "ConvTranspose", attributes, x, weights, bias, features, 1, len(shape), 1,
             pattern="convtranspose", groups=groups,
         )  # fmt: skip
-    rank = draft.rank(op.outputs[0]) or 1  # at least one axis
     if op.step.op_type == "MatMul":
+        rank = draft.rank(op.outputs[0])
+        rank = len(shape) - 1 if rank is None else rank  # at least
         along = -2 if attributes.get("transB", 0) else -1
         features = shape[along] if len(shape) > 1 and isinstance(shape[along], int) else None
         factor = float(attributes.get("factor", 1.0))

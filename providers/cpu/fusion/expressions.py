@@ -1,6 +1,6 @@
 """What scalar arithmetic around a value amounts to, whatever the spelling: products, polynomials, affine forms.
 
-`Expression.ops` are the ops that were looked through. Only those whose value is read once are: others are leaves.
+`ops` are the ops that were looked through.
 """
 
 from __future__ import annotations
@@ -116,6 +116,13 @@ def bounds(draft: Draft, op: Op) -> tuple[float, float] | None:
     return (-math.inf if low is None else low), (math.inf if high is None else high)
 
 
+def keeps_rank(draft: Draft, ops: Sequence[Op], x: int) -> bool:
+    """True if no constant float that these ops read has more axes than `x`, and would give them to the result."""
+    rank = draft.rank(x) or 0
+    constants = {number for op in ops for number in op.inputs if number != ABSENT and draft.is_constant(number)}
+    return all((draft.rank(n) or 0) <= rank for n in constants if draft.dtype(n) == draft.dtype(x))
+
+
 def other(op: Op, number: int) -> int:
     """The operand of a binary op that is not this one."""
     return op.inputs[1] if op.inputs[0] == number else op.inputs[0]
@@ -133,8 +140,3 @@ def axes_last(draft: Draft, op: Op, source: int) -> bool:
 def reduces_last(draft: Draft, op: Op) -> bool:
     """`axes_last` for its own input."""
     return axes_last(draft, op, op.inputs[0])
-
-
-def values(numbers: Sequence[int]) -> tuple[int, ...]:
-    """The numbers that are given."""
-    return tuple(number for number in numbers if number != ABSENT)

@@ -61,6 +61,9 @@ def _before(draft: Draft, op: Op) -> Before | None:
         ops.append(maker)
         x = sources[0]
     if ops:
+        whole = draft.shape(x)  # a constant may have spread one channel over all
+        if whole is None or len(whole) != len(shape) or whole[1] != channels:
+            return None
         return Before(x, Affine(channels, tuple(steps)), tuple(ops))
     producer = draft.own(x, "Conv")
     if producer is None or draft.reads(x) != 1 or producer.step.attributes.get("residual") == "after":

@@ -5,20 +5,21 @@
                                                               is no scale to tell how long the axis is
     x / Sqrt(ReduceMean(x * x) + eps) [* scale]               RMSNormalization
 
-d may be computed twice, d * d may be Pow(d, 2); the division may be a product with Reciprocal, 1 / Sqrt or Pow(-0.5),
-and the scale may be multiplied in before it. A BatchNormalization that nothing else takes becomes x * factor + offset.
+d may be computed twice, d * d may be Pow(d, 2), the division may be a product with Reciprocal, 1 / Sqrt or Pow(-0.5).
+A BatchNormalization that nothing else takes becomes x * factor + offset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from outrider.providers.cpu.blocks import ABSENT, Op
 from outrider.providers.cpu.fusion.affine import Affine, per_feature, step_of
 from outrider.providers.cpu.fusion.draft import Draft
-from outrider.providers.cpu.fusion.expressions import close, other, reduces_last
+from outrider.providers.cpu.fusion.expressions import close, keeps_rank, other, reduces_last
 
 
 def fuse_normalizations(draft: Draft) -> None:
@@ -70,6 +71,8 @@ def _normalization(draft: Draft, op: Op, x: int, variance: int, ops: list[Op]) -
     if squared is None or not _is_square(draft, squared):
         return False
     ops = [*ops, added, mean, squared]
+    if not keeps_rank(draft, ops, x):
+        return False
     centred = [*ops]
     source = _centred(draft, x, centred)
     if source is not None and _centred(draft, squared.inputs[0], centred) == source:
@@ -96,14 +99,13 @@ def _centred(draft: Draft, number: int, ops: list[Op]) -> int | None:
 def _finished(draft: Draft, op: Op, x: int, epsilon: float, ops: list[Op], kind: str) -> bool:
     """With scale and bias where they follow."""
     shape = draft.shape(x)
-    rank = 1 if shape is None else len(shape)  # at least one axis
     scale = bias = ABSENT
     for name in ("Mul", "Add") if kind == "LayerNormalization" else ("Mul",):
         after = draft.reader(op.outputs[0])
         if after is None or after.step.domain or after.step.op_type != name:
             break
         constant = other(after, op.outputs[0])
-        if not draft.is_constant(constant) or not _row(draft.shape(constant), rank):
+        if not draft.is_constant(constant) or not _row(draft.shape(constant), shape):
             break
         ops.append(after)
         op = after
@@ -135,9 +137,12 @@ def _instance(draft: Draft, x: int, epsilon: float, ops: list[Op]) -> bool:
     return made is not None
 
 
-def _row(shape: tuple[int, ...] | None, rank: int) -> bool:
-    """True for [features], and for that behind ones."""
-    return shape is not None and 1 <= len(shape) <= rank and all(dim == 1 for dim in shape[:-1])
+def _row(constant: tuple[int, ...] | None, shape: tuple[Any, ...] | None) -> bool:
+    """True for a constant [features], and for that behind ones, where the last axis of `shape` has so many."""
+    if not constant or len(constant) > (1 if shape is None else len(shape)) or any(dim != 1 for dim in constant[:-1]):
+        return False
+    features = None if shape is None else shape[-1]
+    return constant[-1] == features if isinstance(features, int) else constant[-1] > 1
 
 
 def _flat(draft: Draft, number: int) -> int:

@@ -19,6 +19,7 @@ from outrider.providers.cpu.claims import OWN
 from outrider.providers.cpu.fusion.chains import joins
 from outrider.providers.cpu.fusion.cleaning import permutation
 from outrider.providers.cpu.fusion.draft import Draft
+from outrider.providers.cpu.fusion.expressions import keeps_rank
 
 LARGEST = 1 << 20  # elements of a table whose contents are looked at
 
@@ -116,6 +117,8 @@ def _operands(draft: Draft, op: Op) -> None:
                 at = 1 if constants[1] is not None else 0
                 factor = constants[at]
                 if factor is None or (inner.step.op_type == "Div" and (at == 0 or factor == 0)):
+                    break
+                if not keeps_rank(draft, [inner], inner.inputs[1 - at]):
                     break
                 attributes["factor"] *= factor if inner.step.op_type == "Mul" else 1 / factor
                 inputs[i] = inner.inputs[1 - at]

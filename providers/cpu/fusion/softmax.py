@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.providers.cpu.blocks import ABSENT, Op
 from outrider.providers.cpu.fusion.draft import Draft
-from outrider.providers.cpu.fusion.expressions import other
+from outrider.providers.cpu.fusion.expressions import keeps_rank, other
 
 
 def fuse_softmaxes(draft: Draft) -> None:
@@ -65,7 +65,7 @@ def _masked(draft: Draft, op: Op) -> None:
             if not _is_bias(draft, other(added, scores)):
                 ops, x, mask = [*ops, added], scores, other(added, scores)
     scaled = draft.inner(x, "Mul", "Div")
-    if scaled is not None:
+    if scaled is not None and keeps_rank(draft, [scaled], _operand(draft, scaled)):
         constants = [draft.scalar(number) for number in scaled.inputs]
         if constants[1] is not None and (scaled.step.op_type == "Mul" or constants[1]):
             x, factor = scaled.inputs[0], constants[1] if scaled.step.op_type == "Mul" else 1 / constants[1]
@@ -79,6 +79,10 @@ def _masked(draft: Draft, op: Op) -> None:
         return
     if len(ops) > 1:
         draft.replace("softmax+mask" if mask != ABSENT else "softmax+factor", ops, "Softmax", [x, mask], attributes)
+
+
+def _operand(draft: Draft, op: Op) -> int:
+    return op.inputs[1] if draft.is_constant(op.inputs[0]) else op.inputs[0]
 
 
 def _scores(draft: Draft, added: Op) -> int:

@@ -28,6 +28,7 @@ from outrider.providers.cpu.native import Library
 
 _BLOCK = 96  # positions of one product
 _MOST_ROWS = 8  # as tiles.h has it
+_FEW = 8  # outputs of a pixel up to which `_few` is faster
 _BEHIND = 24  # numbers that C may read behind those per feature
 
 
@@ -81,12 +82,15 @@ def _packed(b: Bind, w: np.ndarray, g: Geometry, group: int, merged: bool) -> tu
     return place, offsets
 
 
-def _repeat(place: np.ndarray, x: np.ndarray, features: int, times: int) -> None:
-    place[: features * times].reshape(times, features)[...] = x
+def _repeat(place: np.ndarray, x: np.ndarray, features: int, times: int, each: int) -> None:
+    place[: features * times * each].reshape(times, features, each)[...] = x[:, None]
 
 
-def _repeated(b: Bind, i: int, features: int, times: int) -> np.ndarray | None:
-    """Input i, one number per feature or for all, `times` times, with room behind; None where it is not given."""
+def _repeated(b: Bind, i: int, features: int, times: int, each: int = 1) -> np.ndarray | None:
+    """Input i, numbers per feature or one for all: each of them `each` times, all that `times` times, with room behind.
+
+    None where it is not given.
+    """
     if not b.has(i):
         return None
     x = widened(b, i)
@@ -94,16 +98,55 @@ def _repeated(b: Bind, i: int, features: int, times: int) -> np.ndarray | None:
         raise ValueError(f"input {i} {list(x.shape)} does not fit {features} features")
 
     def make(contents: np.ndarray) -> np.ndarray:
-        place = np.zeros(features * times + _BEHIND, np.float32)
-        _repeat(place, contents, features, times)
+        place = np.zeros(features * times * each + _BEHIND, np.float32)
+        _repeat(place, contents, features, times, each)
         return place
 
     if b.is_const(i):
-        made: np.ndarray = b.packed(f"repeated {features} {times}", i, make)
+        made: np.ndarray = b.packed(f"repeated {features} {times} {each}", i, make)
         return made
-    place = b.scratch((features * times + _BEHIND,), np.float32)
-    b.step(_repeat, place, x, features, times)
+    place = b.scratch((features * times * each + _BEHIND,), np.float32)
+    b.step(_repeat, place, x, features, times, each)
     return place
+
+
+def _few(b: Bind, library: Library, x: np.ndarray, w: np.ndarray, y: np.ndarray, g: Geometry, p: Epilogue) -> None:
+    """Record it for a few outputs of each pixel that no other pixel contributes to; y may have any strides."""
+    channels, features = w.shape[:2]
+    outputs = features * math.prod(g.kernel)
+    padded = next(n for n in (2, 4, 8) if n >= outputs)
+    taps = outputs // features
+
+    def fill(place: np.ndarray, contents: np.ndarray) -> None:
+        place[:, outputs:] = 0
+        place[:, :outputs] = np.moveaxis(contents.reshape(channels, features, taps), 1, 2).reshape(channels, outputs)
+
+    def make(contents: np.ndarray) -> np.ndarray:
+        place = np.empty((channels, padded), np.float32)
+        fill(place, contents)
+        return place
+
+    if b.is_const(1):
+        weights = b.packed("few", 1, make)
+    else:
+        weights = b.scratch((channels, padded), np.float32)
+        b.step(fill, weights, w)
+    bias, scale, shift = (_repeated(b, i, features, taps, 8) for i in (BIAS, SCALE, SHIFT))
+    image, row, pixel = plane_strides(y)
+    down, right = plane(g.strides, 1)
+    offsets = [
+        r * row + s * pixel + m * (y.strides[1] // 4)
+        for r in range(down) for s in range(right) for m in range(features)
+    ]  # fmt: skip
+    rows, columns = plane(g.spatial, 1)
+    tasks = library.tasks(y.shape[0] * rows, 0.3 * x.size + 2 * y.size, 4)
+    b.step(
+        library.call(
+            "or_transposed_few", tasks, y, x, weights, np.array(offsets, np.int64), outputs, y.shape[0], rows, columns,
+            channels, tasks, image, row * down, pixel * right, *plane_strides(x),
+            *epilogue_words(b, p, Operands(bias, scale, shift), y, 0, 1),
+        )
+    )  # fmt: skip
 
 
 def transpose_convolve(
@@ -115,9 +158,14 @@ def transpose_convolve(
     `g`: spatial is x's, out is y's, begin is cut from the front.
     """
     order = channels_last(x.ndim)
-    made = y if y.transpose(order).flags.c_contiguous else b.scratch(y.shape, np.float32, order)
     if x.strides[1] != 4:
         x = b.contiguous(x, order)
+    tiled = g.kernel == g.strides and set(g.dilations) == {1} and not any(g.begin)
+    tiled = tiled and g.out == tuple(n * s for n, s in zip(g.spatial, g.strides, strict=True))
+    if tiled and group == 1 and w.shape[1] * math.prod(g.kernel) <= _FEW and not p.residual:
+        _few(b, library, x, w, y, g, p)
+        return
+    made = y if y.transpose(order).flags.c_contiguous else b.scratch(y.shape, np.float32, order)
     times = g.kernel[-1]
     # Columns of the kernel that lie side by side in y are features of one column.
     merged = group == 1 and times == g.strides[-1] and g.dilations[-1] == 1 and g.begin[-1] == 0

@@ -52,8 +52,7 @@ def multiply_compiled(
 ) -> None:
     """Record y = epilogue(x @ w), not empty, x and w of rank 2 or more.
 
-    x and y are float32, y in C order; w is float32, or any
-    float where it is packed.
+    x and y are float32, y in C order; w float32, or any float where it is packed.
 
     `swapped`: w is input 1 of the node as it is (False) or with its last two axes swapped (True), and is packed once if
     it is constant; None where w is something else.

@@ -367,7 +367,10 @@ def _softmax(x: np.ndarray, axis: int, given: Scale, made: Scale, work: np.ndarr
     np.multiply(work, given.pair()[0], work)
     np.exp(work, work)
     np.divide(work, np.add.reduce(work, axis, keepdims=True), work)
-    _quantize(work, *made.pair(), y)
+    scale, zero = made.pair()
+    # onnxruntime has whole steps only: for the scale 1/255 of its quantiser 254, as 1/scale falls short of 255.
+    np.multiply(work, np.floor(np.float32(1) / scale), work)
+    _quantize(work, np.float32(1), zero, y)
 
 
 @kernel("QLinearSoftmax", domain="com.microsoft", dtypes={0: _BYTES}, parse=_parse_softmax, compiled="quantized")

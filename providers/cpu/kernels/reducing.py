@@ -23,8 +23,13 @@ def compiled_reduction(
     """
     library = b.compiled("reduce")
     long = [axis for axis in axes if x.shape[axis] > 1]
-    if library is None or x.dtype != np.float32 or not long or not y.size or not x.size or x.ndim > _MOST_AXES:
+    if library is None or x.dtype != np.float32 or not y.size or not x.size or x.ndim > _MOST_AXES:
         return False
+    if not long:
+        plain = what in (SUM, LARGEST, SMALLEST) and divisor == 1 and not root
+        if plain:
+            b.copy(y, x)
+        return plain
     if any(x.shape[axis] > 1 for axis in range(long[0], long[-1]) if axis not in long):
         return False
     n = math.prod(x.shape[axis] for axis in long)

@@ -60,8 +60,7 @@ def _axes(b: Bind, p: Reduction, rank: int) -> tuple[int, ...]:
 
 
 # fn(b, x, axes, y): record steps that reduce x over axes into y, whose reduced axes are kept as 1; both with any
-# strides. Both have the
-# working dtype of x. No axes: the element-wise part of the operator is still done.
+# strides and the working dtype of x. No axes: the element-wise part of the operator is still done.
 Body = Callable[[Bind, np.ndarray, tuple[int, ...], np.ndarray], None]
 
 
@@ -175,8 +174,11 @@ def _min(b: Bind, x: np.ndarray, axes: tuple[int, ...], y: np.ndarray) -> None:
         b.step(y.fill, _highest(x.dtype))
 
 
+_NUMPY_ONLY = (_prod, _log_sum_exp)
+
+
 def _register(op_type: str, body: Body, dtypes: frozenset[str] = NUMBERS) -> None:
-    @kernel(op_type, dtypes={0: dtypes}, parse=_parse, compiled="reduce")
+    @kernel(op_type, dtypes={0: dtypes}, parse=_parse, compiled=() if body in _NUMPY_ONLY else "reduce")
     def bind(b: Bind, p: Reduction) -> None:
         x = b.array(0)
         axes = _axes(b, p, x.ndim)

@@ -174,6 +174,38 @@ def pad_indices(length: int, before: int, after: int, mode: str) -> np.ndarray:
     return padded
 
 
+def _repeatable(length: int, mode: str) -> int:
+    """How many elements on each side of an axis are those of one part of it."""
+    if length == 0:
+        return 0
+    return {"reflect": length - 1, "wrap": length}.get(mode, 1 << 62)
+
+
+def _pad_by_copies(b: Bind, x: np.ndarray, y: np.ndarray, pairs: Sequence[tuple[int, int]], mode: str) -> None:
+    """Record: x in the middle of y, then axis by axis the parts before and after, from y itself."""
+    region = [slice(before, before + length) for (before, _), length in zip(pairs, x.shape, strict=True)]
+    b.copy(y[tuple(region)], x)
+    for axis, ((before, after), length) in enumerate(zip(pairs, x.shape, strict=True)):
+        stop = before + length
+        if mode == "reflect":
+            parts = (
+                slice(2 * before, before, -1),
+                slice(stop - 2, stop - 2 - after if stop - 2 - after >= 0 else None, -1),
+            )
+        elif mode == "wrap":
+            parts = (slice(length, stop), slice(before, before + after))
+        else:
+            parts = (slice(before, before + 1), slice(stop - 1, stop))
+        for place, source, count in zip(
+            (slice(0, before), slice(stop, stop + after)), parts, (before, after), strict=True
+        ):
+            if count:
+                b.copy(
+                    y[(*region[:axis], place, *region[axis + 1 :])], y[(*region[:axis], source, *region[axis + 1 :])]
+                )
+        region[axis] = slice(0, stop + after)
+
+
 @kernel("Pad", parse=_parse_pad)
 def pad(b: Bind, p: tuple[str, list[int] | None, float]) -> None:
     """Pad-25: constant, reflect, edge or wrap; negative pads crop."""
@@ -190,6 +222,9 @@ def pad(b: Bind, p: tuple[str, list[int] | None, float]) -> None:
     if mode == "constant":
         value = scalar(b, b.array(2)) if b.has(2) else np.array(default, np.float64).astype(x.dtype)
         pad_constant(b, x, y, pairs, value)
+        return
+    if all(max(pair) <= _repeatable(d, mode) and min(pair) >= 0 for d, pair in zip(x.shape, pairs, strict=True)):
+        _pad_by_copies(b, x, y, pairs, mode)
         return
     index = [pad_indices(d, *pair, mode) for d, pair in zip(x.shape, pairs, strict=True)]
     changed = [axis for axis, pair in enumerate(pairs) if any(pair)]

@@ -80,7 +80,8 @@ def dft(b: Bind, p: Transform) -> None:
 
 
 def _stft(frames: np.ndarray, window: np.ndarray | None, onesided: bool, y: np.ndarray) -> None:
-    signal = _complex(frames)
+    # In float64: bins of a constant signal are the rounding errors of its window, and models divide by them.
+    signal = _complex(frames.astype(np.float64))
     if window is not None:
         signal = signal * window
     real = onesided and signal.dtype.kind != "c"
@@ -92,8 +93,13 @@ def _stft(frames: np.ndarray, window: np.ndarray | None, onesided: bool, y: np.n
 
 @kernel("STFT", since=17, dtypes={0: FLOATS}, parse=lambda node: bool(node.attributes.get("onesided", 1)))
 def stft(b: Bind, onesided: bool) -> None:
-    """ONNX STFT-17: inputs signal [N, length, 1 or 2], frame_step, window, frame_length; y [N, frames, bins, 2]."""
+    """ONNX STFT-17: inputs signal [N, length, 1 or 2], frame_step, window, frame_length; y [N, frames, bins, 2].
+
+    A real signal may be [N, length], which onnxruntime takes and exporters write.
+    """
     given = b.array(0)
+    if given.ndim == 2:
+        given = given[:, :, None]
     if given.ndim != 3 or given.shape[2] not in (1, 2):
         raise ValueError(f"the signal is {list(given.shape)}, not [batch, length, 1 or 2]")
     step = int(b.const(1).reshape(()))

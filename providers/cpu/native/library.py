@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -87,5 +88,7 @@ def load(families: Collection[str] = FAMILIES, threads: int = 1) -> Library:
     try:
         path = compile_cached()
     except BuildError as reason:
-        raise NativeError(str(reason)) from None
+        others = [name for name in (V3, platform.machine()) if carried(name).exists()]
+        why = f"; those that were installed are for {others[0]}, which this CPU is not" if others else ""
+        raise NativeError(f"{reason}{why}") from None
     return Library(path, families, threads)

@@ -7,6 +7,7 @@
 #include "turn.h"
 #include "walk.h"
 
+#define SHORT 1024 /* bytes up to which the loop here is faster than a call of memcpy */
 #define TILE 16 /* elements: one cache line of floats */
 
 struct or_copy_rows {
@@ -47,7 +48,7 @@ KERNEL(or_copy_rows)
     share(items(a->plan, a->rank), task, a->tasks, &first, &last);
     start(&w, a->plan, a->rank, first);
     for (int64_t i = first; i < last; i++) {
-        size_t bytes = (size_t)(length(&w, a->rank, a->n, a->chunk) * a->size);
+        int64_t bytes = length(&w, a->rank, a->n, a->chunk) * a->size;
         char *y = a->y + w.y;
         const char *x = a->x + w.x;
         if (bytes == 4)
@@ -56,8 +57,10 @@ KERNEL(or_copy_rows)
             memcpy(y, x, 8);
         else if (bytes == 16)
             memcpy(y, x, 16);
+        else if (bytes <= SHORT)
+            copy_short(y, x, bytes);
         else
-            memcpy(y, x, bytes);
+            memcpy(y, x, (size_t)bytes);
         next(&w, a->plan, a->rank);
     }
 }

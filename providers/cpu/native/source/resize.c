@@ -2,7 +2,7 @@
  *
  * Channels are contiguous in x and y, all other strides are free. Tasks share the rows of y of all images.
  */
-#include "outrider.h"
+#include "walk.h"
 
 /* y[n, i, j] = x[n, rows[i], columns[j]], elements of any size: strides in bytes. */
 struct or_resize_nearest {
@@ -26,14 +26,6 @@ struct or_resize_weighted {
     int64_t y_rows, y_columns, x_columns;
 };
 
-INLINE void copy_pixel(char *y, const char *x, int64_t bytes)
-{
-    for (; bytes >= 32; bytes -= 32, x += 32, y += 32)
-        memcpy(y, x, 32);
-    if (bytes)
-        memcpy(y, x, (size_t)bytes);
-}
-
 KERNEL(or_resize_nearest)
 {
     ARGS(or_resize_nearest);
@@ -49,7 +41,7 @@ KERNEL(or_resize_nearest)
             continue;
         }
         for (int64_t j = 0; j < a->y_columns; j++)
-            copy_pixel(y + j * a->y_pixel, x + a->columns[j] * a->x_pixel, a->channels);
+            copy_short(y + j * a->y_pixel, x + a->columns[j] * a->x_pixel, a->channels);
     }
 }
 

@@ -32,9 +32,9 @@ INLINE void store_first8(float *p, v8 x, int64_t n)
         p[n & 2] = rest[n & 2];
 }
 
-/* sums[M][V] of the rows at table[..][0..M) and the panel. */
+/* sums[M][V] of the rows at table[..][0..M) and the panel. `ahead` is fetched meanwhile, `pace` bytes for each k. */
 INLINE void add_products(const int M, const int V, const struct block *b, const float *const *table,
-                         const float *panel, int64_t step, v8 *sums)
+                         const float *panel, int64_t step, const char *ahead, int64_t pace, v8 *sums)
 {
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int v = 0; v < V; v++)
@@ -43,8 +43,9 @@ INLINE void add_products(const int M, const int V, const struct block *b, const 
         const float *x[MOST_ROWS];
         UNROLL for (int m = 0; m < M; m++)
             x[m] = table[m] + b->offset;
-        for (int64_t k = 0; k < b->length; k++, panel += step) {
+        for (int64_t k = 0; k < b->length; k++, panel += step, ahead += pace) {
             v8 w[3];
+            __builtin_prefetch(ahead, 0, 2);
             UNROLL for (int v = 0; v < V; v++)
                 w[v] = load8(panel + 8 * v);
             UNROLL for (int m = 0; m < M; m++) {
@@ -61,6 +62,7 @@ INLINE void add_products(const int M, const int V, const struct block *b, const 
 struct simple {
     int possible;
     float low, high;
+    int64_t ahead, share, pace; /* see multiply_panel; bytes */
     int far; /* rows of y are so far apart that its cache lines are better fetched before the sums are there */
 };
 
@@ -70,7 +72,7 @@ static struct simple simple_of(const struct block *b)
     const float none = __builtin_inff();
     struct simple s = {e->activation <= CLIP && !e->scale && !e->shift && e->factor == 1 && b->to.column == 1
                        && (!e->residual || ((!e->after || !e->activation) && e->residual_column == 1)), -none, none,
-                       b->to.column == 1 && b->to.row > 64};
+                       0, 0, 0, b->to.column == 1 && b->to.row > 64};
     if (e->activation == RELU)
         s.low = 0;
     if (e->activation == CLIP) {
@@ -110,6 +112,7 @@ INLINE void store_simple(const int M, const int V, const int whole, const struct
 INLINE void multiply_tile(const int M, const int V, const struct block *b, const struct simple *s, int64_t row,
                           int64_t rows, const float *panel, int64_t step, int64_t columns, int64_t column)
 {
+    const char *ahead = (const char *)panel + s->ahead + row * s->share;
     v8 sums[MOST_SUMS];
     if (s->far)
         UNROLL for (int m = 0; m < M; m++) {
@@ -117,7 +120,7 @@ INLINE void multiply_tile(const int M, const int V, const struct block *b, const
             __builtin_prefetch(y, 1);
             __builtin_prefetch(y + 8 * V - 1, 1);
         }
-    add_products(M, V, b, b->table + row, panel, step, sums);
+    add_products(M, V, b, b->table + row, panel, step, ahead, s->pace, sums);
     if (s->possible && rows >= M && columns >= 8 * V) {
         store_simple(M, V, 1, b, s, sums, row, rows, columns, column);
         return;
@@ -160,6 +163,12 @@ void multiply_panel(const struct block *b, const float *panel, int64_t step, int
                     int64_t column)
 {
     struct simple s = simple_of(b);
+    if (step == width) { /* packed: each row of tiles fetches its share of the next panel, which lies behind this one */
+        int64_t depth = b->chunks * b->length, most = tiles[width / 8 - 1][0].rows;
+        s.ahead = 4 * depth * width;
+        s.share = s.ahead / b->rows;
+        s.pace = s.share * (b->rows < most ? b->rows : most) / depth;
+    }
     for (int64_t row = 0; row < b->rows;) {
         int64_t left = b->rows - row, size = 0; /* the lowest tile that holds what is left */
         while (size < 2 && left <= tiles[width / 8 - 1][size + 1].rows)

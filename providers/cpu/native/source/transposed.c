@@ -8,6 +8,7 @@
  * `offsets`. Tasks share parts of the rows of y of all images and groups.
  */
 #include "tiles.h"
+#include "turn.h"
 
 struct or_transposed {
     float *y, *scratch;
@@ -104,5 +105,70 @@ KERNEL(or_transposed)
         p.n = rest / a->y_rows;
         for (int64_t j = p.from; j < p.to && j < p.from + a->column_stride; j++)
             multiply_phase(a, &p, j, a->scratch + thread * a->scratch_each);
+    }
+}
+
+/* Few outputs of each pixel that no other pixel contributes to: kernel and stride are the same, a pixel of x becomes
+ * `outputs` (at most MOST_OUTPUTS) numbers of y, which lie `offsets` apart from its first one. Eight pixels of a row are
+ * turned so that they lie side by side for each channel, and are summed together. */
+#define MOST_OUTPUTS 8
+
+struct or_transposed_few {
+    float *y;
+    const float *x, *w; /* w [channels][2, 4 or 8 outputs], zeros behind the last output */
+    const int64_t *offsets;
+    int64_t outputs, images, rows, columns, channels, tasks; /* of x */
+    int64_t y_image, y_row, y_pixel, x_image, x_row, x_pixel; /* floats; y_row, y_pixel: between first outputs */
+    struct epilogue e; /* bias, scale, shift: eight times for each output; no residual */
+};
+
+/* N outputs of `count` (at most eight) pixels. */
+INLINE void few(const struct or_transposed_few *a, const float *x, float *y, int64_t count, const int N)
+{
+    v8 sum[MOST_OUTPUTS];
+    const float *w = a->w;
+    const int64_t step = a->x_pixel, whole = count == 8 ? a->channels / 8 * 8 : 0;
+    for (int k = 0; k < N; k++)
+        sum[k] = all8(0);
+    for (int64_t c = 0; c < whole; c += 8) {
+        float turned[64];
+        turn8((char *)turned, 32, (const char *)(x + c), 4 * step);
+        for (int i = 0; i < 8; i++, w += N) {
+            v8 in = load8(turned + 8 * i);
+            for (int k = 0; k < N; k++)
+                sum[k] += in * all8(w[k]);
+        }
+    }
+    for (int64_t c = whole; c < a->channels; c++, w += N) {
+        v8 in = all8(0);
+        for (int64_t p = 0; p < count; p++)
+            in[p] = x[p * step + c];
+        for (int k = 0; k < N; k++)
+            sum[k] += in * all8(w[k]);
+    }
+    for (int k = 0; k < N && k < a->outputs; k++) {
+        v8 result = finish8(&a->e, a->e.activation, sum[k], 8 * k, all8(0));
+        for (int64_t p = 0; p < count; p++)
+            y[p * a->y_pixel + a->offsets[k]] = result[p];
+    }
+}
+
+KERNEL(or_transposed_few)
+{
+    ARGS(or_transposed_few);
+    int64_t first, last;
+    share(a->images * a->rows, task, a->tasks, &first, &last);
+    for (int64_t k = first; k < last; k++) {
+        const float *x = a->x + k / a->rows * a->x_image + k % a->rows * a->x_row;
+        float *y = a->y + k / a->rows * a->y_image + k % a->rows * a->y_row;
+        for (int64_t j = 0; j < a->columns; j += 8, x += 8 * a->x_pixel, y += 8 * a->y_pixel) {
+            int64_t count = a->columns - j < 8 ? a->columns - j : 8;
+            if (a->outputs <= 2)
+                few(a, x, y, count, 2);
+            else if (a->outputs <= 4)
+                few(a, x, y, count, 4);
+            else
+                few(a, x, y, count, 8);
+        }
     }
 }

@@ -207,38 +207,29 @@ INLINE v8 log1p_8(v8 x)
     return select8(x == x, y, x);
 }
 
+/* -1 or 1 with the sign of x; NaN stays. */
+INLINE v8 saturated8(v8 x) { return select8(x == x, sign8(all8(1.0f), x), x); }
+
 /* tanh(x) within 6 ulp; -1 and 1 beyond 9.1. A rational function of x^2 times x. */
 INLINE v8 tanh8(v8 x)
 {
-    v8 c = clamp8(x, -9.1f, 9.1f), s = c * c;
-    v8 p = all8(1.3319102266e-08f), q = all8(7.7620325102e-07f);
-    p = p * s + 2.0583505830e-05f;
-    q = q * s + 3.2830954297e-04f;
-    p = p * s + 3.4940361511e-03f;
-    q = q * s + 2.5871079415e-02f;
-    p = p * s + 1.3379719853e-01f;
-    q = q * s + 4.6713033319e-01f;
+    v8 c = clamp8(x, -9.1f, 9.1f), s = c * c, s2 = s * s;
+    v8 p = (1.3319102266e-08f * s + 2.0583505830e-05f) * s2 + (3.4940361511e-03f * s + 1.3379719853e-01f);
+    v8 q = (7.7620325102e-07f * s + 3.2830954297e-04f) * s2 + (2.5871079415e-02f * s + 4.6713033319e-01f);
     p = p * s + 1.0f;
     q = q * s + 1.0f;
-    return clamp8(c * p / q, -1.0f, 1.0f);
+    return select8(abs8(x) < 9.1f, clamp8(c * p / q, -1.0f, 1.0f), saturated8(x));
 }
 
 /* The Gauss error function within 6 ulp; -1 and 1 beyond 3.93. A rational function of x^2 times x. */
 INLINE v8 erf8(v8 x)
 {
-    v8 c = clamp8(x, -3.93f, 3.93f), s = c * c;
-    v8 p = all8(2.0419618068e-06f), q = all8(3.8003963709e-05f);
-    p = p * s + 2.8480828041e-04f;
-    q = q * s + 1.1652139947e-03f;
-    p = p * s + 3.7796190009e-03f;
-    q = q * s + 1.4997459017e-02f;
-    p = p * s + 5.2790317684e-02f;
-    q = q * s + 1.1425764114e-01f;
-    p = p * s + 1.9078412653e-01f;
-    q = q * s + 5.0241076946e-01f;
-    p = p * s + 1.1283791065f;
-    q = q * s + 1.0f;
-    return clamp8(c * p / q, -1.0f, 1.0f);
+    v8 c = clamp8(x, -3.93f, 3.93f), s = c * c, s2 = s * s;
+    v8 p = (2.0419618068e-06f * s + 2.8480828041e-04f) * s2 + (3.7796190009e-03f * s + 5.2790317684e-02f);
+    v8 q = (3.8003963709e-05f * s + 1.1652139947e-03f) * s2 + (1.4997459017e-02f * s + 1.1425764114e-01f);
+    p = p * s2 + (1.9078412653e-01f * s + 1.1283791065f);
+    q = q * s2 + (5.0241076946e-01f * s + 1.0f);
+    return select8(abs8(x) < 3.93f, clamp8(c * p / q, -1.0f, 1.0f), saturated8(x));
 }
 
 /* 1 / (1 + exp(-x)) within 4 ulp where that is a normal float, above -87.3; 0 below -88.4. */
