@@ -1,6 +1,6 @@
 """Products of 8-bit integers: what quantization tools write around them, into their kernels.
 
-    MatMulInteger | ConvInteger -> Cast -> * (x_scale * w_scale)                  within tolerance
+    MatMulInteger | ConvInteger [-> + int32 bias] -> Cast -> * (x_scale * w_scale)  within tolerance
     DequantizeLinear of 8-bit integers -> MatMul | Gemm | Conv with dequantized constants  within tolerance
         -> IntegerMatMul | IntegerConv, float32; what follows becomes its epilogue (`epilogues.py`)
     IntegerMatMul | IntegerConv -> QuantizeLinear -> DequantizeLinear             bit-equal
@@ -27,7 +27,7 @@ from outrider.providers.cpu.blocks import ABSENT, Op
 from outrider.providers.cpu.fusion.draft import Draft
 from outrider.providers.cpu.fusion.expressions import other
 from outrider.providers.cpu.kernels.epilogue import BIAS
-from outrider.providers.cpu.kernels.integers import BYTES, P_SCALE, P_ZERO, Y_SCALE, Y_ZERO
+from outrider.providers.cpu.kernels.integers import BYTES, P_SCALE, P_ZERO, SUM_BIAS, Y_SCALE, Y_ZERO
 
 _NOTHING = (ABSENT,) * 3  # residual, scale, shift
 
@@ -94,7 +94,14 @@ def _optional(op: Op, i: int) -> int:
 # The sums of an operator of integers, scaled -------------------------------------------------------------------------
 def _scaled(draft: Draft, op: Op) -> None:
     """MatMulInteger or ConvInteger, if Cast and Mul follow."""
-    cast = draft.reader(op.outputs[0])
+    added = draft.reader(op.outputs[0])
+    ops, number, bias = [op], op.outputs[0], ABSENT
+    if added is not None and added.step.domain == "" and added.step.op_type == "Add":
+        bias = _sum_bias(draft, op, other(added, number))
+        if bias == ABSENT:
+            return
+        ops, number = [op, added], added.outputs[0]
+    cast = draft.reader(number)
     if cast is None or cast.step.domain or cast.step.op_type != "Cast" or cast.step.outputs[0].dtype != "float32":
         return
     scaled = draft.reader(cast.outputs[0])
@@ -110,7 +117,21 @@ def _scaled(draft: Draft, op: Op) -> None:
         return
     x, w = (Operand(op.inputs[i], scales[i], zeros[i]) for i in range(2))
     kind, attributes = ("IntegerConv", op.step.attributes) if conv else ("IntegerMatMul", {})
-    draft.replace("integer " + ("conv" if conv else "matmul"), [op, cast, scaled], kind, _inputs(x, w), attributes)
+    inputs = _inputs(x, w)
+    if bias != ABSENT:
+        inputs += [*(ABSENT,) * (SUM_BIAS - len(inputs)), bias]
+    draft.replace("integer " + ("conv" if conv else "matmul"), [*ops, cast, scaled], kind, inputs, attributes)
+
+
+def _sum_bias(draft: Draft, op: Op, number: int) -> int:
+    """The int32 value [features] that is added to the sums of a convolution as [1, features, 1, ...]; or ABSENT."""
+    weights, reshape = draft.shape(op.inputs[1]), draft.maker(number, "Reshape")
+    if op.step.op_type != "ConvInteger" or weights is None or reshape is None:
+        return ABSENT
+    source, target = reshape.inputs
+    column = draft.ints(target)
+    fits = column is not None and column[1] == -1 and [*column[:1], *column[2:]] == [1] * (len(weights) - 1)
+    return source if fits and draft.shape(source) == weights[:1] else ABSENT
 
 
 def _scales(draft: Draft, number: int, features: Any) -> tuple[int, int] | None:
@@ -201,15 +222,20 @@ def _per_tensor(draft: Draft, op: Op) -> bool:
     return given and _single(draft, op.inputs[1]) and _single(draft, op.inputs[2])
 
 
+def _extended(op: Op) -> list[int]:
+    """All inputs of an own product."""
+    return [*op.inputs, *(ABSENT,) * (SUM_BIAS + 1 - len(op.inputs))]
+
+
 def _quantized(draft: Draft, op: Op) -> None:
     source = draft.own(op.inputs[0], "IntegerMatMul", "IntegerConv")
     if source is None or draft.reads(op.inputs[0]) != 1 or not _per_tensor(draft, op):
         return
     if op.step.outputs[0].dtype not in BYTES or draft.dtype(op.inputs[1]) != "float32":
         return
-    if len(source.inputs) > Y_SCALE and source.inputs[Y_SCALE] != ABSENT:
+    if _optional(source, Y_SCALE) != ABSENT:
         return
-    inputs = [*source.inputs, *(ABSENT,) * (P_ZERO + 1 - len(source.inputs))]
+    inputs = _extended(source)
     inputs[Y_SCALE : Y_ZERO + 1] = op.inputs[1:3]
     draft.replace("integer result", [source, op], source.step.op_type, inputs, source.step.attributes)
 
@@ -241,9 +267,12 @@ def _rounded(draft: Draft, op: Op) -> None:
     product = None if rounding is None else draft.own(rounding.inputs[0], "IntegerMatMul", "IntegerConv")
     if rounding is None or product is None or rounding.step.outputs[0].dtype not in BYTES:
         return
-    if len(product.inputs) > Y_SCALE or _optional(product, BIAS) != ABSENT or draft.reads(rounding.inputs[0]) != 1:
+    if _optional(product, Y_SCALE) != ABSENT or _optional(product, P_SCALE) != ABSENT:
         return
-    inputs = [*product.inputs, *(ABSENT,) * (P_SCALE - len(product.inputs)), rounding.inputs[1], rounding.inputs[2]]
+    if _optional(product, BIAS) != ABSENT or draft.reads(rounding.inputs[0]) != 1:
+        return
+    inputs = _extended(product)
+    inputs[P_SCALE : P_ZERO + 1] = rounding.inputs[1:3]
     draft.replace("integer rounding", [product, rounding, op], product.step.op_type, inputs, product.step.attributes)
 
 

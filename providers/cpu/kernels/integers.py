@@ -11,8 +11,9 @@ from outrider.providers.cpu.kernels.epilogue import Epilogue
 from outrider.providers.cpu.kernels.frame import Bind
 
 BYTES = {"int8", "uint8"}
-# Positions of the inputs of outrider::IntegerMatMul and IntegerConv after those of `epilogue.py`; P: of the product.
-X_SCALE, X_ZERO, W_SCALE, W_ZERO, Y_SCALE, Y_ZERO, P_SCALE, P_ZERO = range(6, 14)
+# Positions of the inputs of outrider::IntegerMatMul and IntegerConv after those of `epilogue.py`; P: of the product;
+# SUM_BIAS: int32, added to the sums.
+X_SCALE, X_ZERO, W_SCALE, W_ZERO, Y_SCALE, Y_ZERO, P_SCALE, P_ZERO, SUM_BIAS = range(6, 15)
 
 
 @dataclass(frozen=True)
