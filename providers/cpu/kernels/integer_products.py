@@ -35,7 +35,7 @@ def _shifted(b: Bind, q: Quantized, dtype: Any) -> np.ndarray:
     if q.i is not None and q.known(b):
 
         def make(contents: np.ndarray) -> np.ndarray:
-            wide = q.turn(contents).astype(dtype)
+            wide = q.of(contents).astype(dtype)
             if zero is not None:
                 wide -= zero.astype(dtype)
             return wide

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ X_SCALE, X_ZERO, W_SCALE, W_ZERO, Y_SCALE, Y_ZERO, P_SCALE, P_ZERO, SUM_BIAS = r
 class Quantized:
     """Input `i` and its zero point, input `zero_input` (`zero` None: 0), several along `axis` of the operand.
 
-    `turned`: `values` is the input's transpose. Without positions: made in the run.
+    `pick`, called `picked`, makes the operand of the contents of the input. Without positions: made in the run.
     """
 
     i: int | None
@@ -28,11 +29,12 @@ class Quantized:
     zero: np.ndarray | None
     zero_input: int | None
     axis: int | None
-    turned: bool = False
+    pick: Callable[[np.ndarray], np.ndarray] | None = None
+    picked: str = ""
 
-    def turn(self, contents: np.ndarray) -> np.ndarray:
-        """The contents of the input as an operand."""
-        return contents.T if self.turned else contents
+    def of(self, contents: np.ndarray) -> np.ndarray:
+        """The operand in the contents of the input."""
+        return contents if self.pick is None else self.pick(contents)
 
     def broadcast(self) -> np.ndarray | None:
         """The zero point, ready to broadcast over the values."""
@@ -57,8 +59,8 @@ class Quantized:
     def key(self, b: Bind) -> str:
         """What to call things made of this operand, beside its position."""
         if self.zero is None or self.zero_input is None:
-            return ""
-        return f"{b.node.inputs[self.zero_input].name} {self.zero.shape} {self.axis}"
+            return self.picked
+        return f"{self.picked} {b.node.inputs[self.zero_input].name} {self.zero.shape} {self.axis}"
 
 
 def operand(b: Bind, i: int, zero_input: int, axis: int | None) -> Quantized:

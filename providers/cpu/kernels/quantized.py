@@ -120,9 +120,9 @@ def qgemm(b: Bind, p: Product) -> None:
     if left.values.ndim != 2 or right.values.ndim != 2:
         raise ValueError(f"QGemm takes matrices, these are {list(left.values.shape)} and {list(right.values.shape)}")
     if p.left:
-        left = replace(left, values=left.values.T, turned=True)
+        left = replace(left, values=left.values.T, pick=np.transpose)
     if p.right:
-        right = replace(right, values=right.values.T, turned=True)
+        right = replace(right, values=right.values.T, pick=np.transpose)
     scale = _one_scale(b, 1)
     if p.alpha != 1:
         scaled = b.scratch((), np.float32)

@@ -54,17 +54,21 @@ INLINE u8x8 combined8(const struct numbers *f, int64_t multiply, i8v x, i8v othe
 INLINE void combine(const struct or_qlinear_binary *a, const struct numbers *f, int64_t row, int64_t first, int64_t last)
 {
     const uint8_t *x = a->x + row * a->n, *other = a->other + row * a->other_row;
-    uint8_t *y = a->y + row * a->n;
-    for (int64_t i = first; i < last; i += 8) {
-        uint8_t left[8] = {0}, right[8] = {0};
-        int64_t n = last - i < 8 ? last - i : 8;
-        memcpy(left, x + i, (size_t)n);
+    uint8_t *y = a->y + row * a->n, left[8] = {0}, right[8];
+    int64_t i = first;
+    memset(right, *other, sizeof right);
+    for (; i + 8 <= last; i += 8) {
+        i8v two = wide_bytes8(a->other_step ? other + i : right, a->is_signed);
+        u8x8 some = combined8(f, a->multiply, wide_bytes8(x + i, a->is_signed), two);
+        memcpy(y + i, &some, sizeof some);
+    }
+    if (i < last) {
+        size_t n = (size_t)(last - i);
+        memcpy(left, x + i, n);
         if (a->other_step)
-            memcpy(right, other + i, (size_t)n);
-        else
-            memset(right, *other, sizeof right);
+            memcpy(right, other + i, n);
         u8x8 some = combined8(f, a->multiply, wide_bytes8(left, a->is_signed), wide_bytes8(right, a->is_signed));
-        memcpy(y + i, &some, (size_t)n);
+        memcpy(y + i, &some, n);
     }
 }
 
@@ -103,7 +107,7 @@ KERNEL(or_qlinear_softmax)
         v8 below = {0, 1, 2, 3, 4, 5, 6, 7};
         store8(powers + k, exp8((below + (float)k) * -*a->x_scale));
     }
-    float zero = (float)zero_of(a->y_zero, a->y_signed);
+    float zero = (float)zero_of(a->y_zero, a->y_signed), steps = floorf(1 / *a->y_scale); /* as qlinear.py says */
     float low = a->y_signed ? -128 : 0, high = a->y_signed ? 127 : 255;
     share(a->rows, task, a->tasks, &first, &last);
     for (int64_t row = first; row < last; row++) {
@@ -115,7 +119,7 @@ KERNEL(or_qlinear_softmax)
         for (int64_t i = 0; i < a->n; i++)
             sum += powers[most - (x[i] ^ flip)];
         for (int k = 0; k <= most; k += 8) { /* what each number becomes */
-            v8 y = round8(load8(powers + k) / sum / *a->y_scale) + zero;
+            v8 y = round8(load8(powers + k) / sum * steps) + zero;
             u8x8 some = low_bytes8(__builtin_convertvector(clamp8(y, low, high), i8v));
             memcpy(table + k, &some, sizeof some);
         }
