@@ -484,6 +484,37 @@ def test_a_constant_that_cannot_be_made_is_no_matter_where_nobody_asks_for_it() 
             Bound(program, unit, {"x": x, "c": np.array(False)}).run()
 
 
+LARGER = {
+    "product": ("float[A, 8] x, float[B, C] r", "a = MatMul(x, m) b = Add(a, r) y = Relu(b)", (1, 8), (5, 6)),
+    "scaled": ("float[A, 8] x, float[B, C] r", "a = MatMul(x, m) b = Mul(a, half) y = Add(b, r)", (1, 8), (3, 6)),
+    "image": (
+        "float[N, 3, H, W] x, float[A, B, C, D] r",
+        "a = Conv(x, w, b4) b = Mul(a, c4) c = Add(r, b) y = Relu(c)", (1, 3, 3, 3), (2, 4, 5, 4),
+    ),
+    "transposed": (
+        "float[N, 4, H, W] x, float[A, B, C, D] r",
+        "a = ConvTranspose(x, wt) y = Add(a, r)", (1, 4, 1, 1), (3, 6, 2, 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_a_residual_that_turns_out_larger_than_the_product(name: str) -> None:
+    inputs, nodes, *shapes = LARGER[name]
+    outputs = ", ".join("EFGI"[: len(shapes[1])])
+    proto = weighted(f"agraph ({inputs}) => (float[{outputs}] y) {{ {nodes} }}")
+    feeds = {key: RNG.normal(0, 2, shape).astype(np.float32) for key, shape in zip("xr", shapes, strict=True)}
+    assert len(check_fused(proto, feeds)) == 1
+
+
+@pytest.mark.parametrize("columns", [1, 8])
+def test_an_axis_of_unknown_length_may_be_spread_by_the_scale_of_a_normalization(columns: int) -> None:
+    proto = weighted("""agraph (float[A, B] x) => (float[C, D] y) { m1 = ReduceMean(x, last) d = Sub(x, m1)
+        s = Pow(d, two) v = ReduceMean(s, last) e = Add(v, eps) q = Sqrt(e) n = Div(d, q) g = Mul(n, g8)
+        y = Add(g, b8) }""")
+    check_fused(proto, {"x": RNG.normal(0, 2, (3, columns)).astype(np.float32)})
+
+
 def test_errors_and_spans_name_the_main_node() -> None:
     proto = weighted(f"{IMAGE} {{ c = Conv(x, w)  n = BatchNormalization(c, scale, b4, mean, var)  y = HardSwish(n) }}")
     proto.graph.node[0].name, proto.graph.node[1].name, proto.graph.node[2].name = "conv", "norm", "act"

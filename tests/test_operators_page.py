@@ -66,9 +66,7 @@ EXAMPLES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "MatMulIntegerToFloat": [([Q, bytes_of(32, 16), ONE, ONE, ZERO], {})],
     "MaxPool": [([X], {"kernel_shape": [2, 2]})],
     "PRelu": [([X, floats(8, 1, 1)], {})],
-    "QAttention": [
-        ([bytes_of(1, 3, 8), bytes_of(8, 24), floats(24), ONE, ONE, None, ZERO, ZERO], {"num_heads": 2})
-    ],
+    "QAttention": [([bytes_of(1, 3, 8), bytes_of(8, 24), floats(24), ONE, ONE, None, ZERO, ZERO], {"num_heads": 2})],
     "QGemm": [([Q, ONE, ZERO, bytes_of(32, 16), ONE, ZERO, None, ONE, ZERO], {})],
     "QLinearConcat": [([ONE, ZERO, Q, ONE, ZERO, Q, ONE, ZERO], {"axis": 0})],
     "QLinearConv": [([IMAGE, ONE, ZERO, FILTERS, ONE, ZERO, ONE, ZERO], {})],
@@ -84,7 +82,11 @@ EXAMPLES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "SkipSimplifiedLayerNormalization": [([floats(2, 3, 8), floats(2, 3, 8), floats(8)], {})],
     "Upsample": [([X, np.array([1, 1, 2, 2], np.float32)], {})],
     **{op: [([X, X], {})] for op in ("Add", "Div", "Max", "Mean", "Min", "Mul", "Pow", "Sub", "Sum", "SwiGLU")},
+    **{op: [([X, X], {})] for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")},
+    "Cast": [([Q], {"to": 1})],
+    "CastLike": [([Q, X], {})],
     "Clip": [([X, ONE, np.float32(0.5)], {})],
+    "Where": [([X > 0.5, X, ONE], {})],
     **{
         op: [([floats(5, 2, 8), floats(1, gates * 16, 8), floats(1, gates * 16, 16)], {"hidden_size": 16})]
         for op, gates in GATES.items()

@@ -163,7 +163,8 @@ class _Program:
 
 
 def _chain(draft: Draft, group: list[Op]) -> None:
-    program = _Program(draft)
-    for op in draft.ordered(group):
+    program, order = _Program(draft), draft.ordered(group)
+    for op in order:
         program.add(op)
-    draft.replace("chain", group, "Chain", program.inputs, {"program": program.written()})
+    names = "+".join(dict.fromkeys(op.label.partition("::")[2] for op in order))
+    draft.replace("chain", group, "Chain", program.inputs, {"program": program.written()}, title=names)

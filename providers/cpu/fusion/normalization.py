@@ -142,7 +142,7 @@ def _row(constant: tuple[int, ...] | None, shape: tuple[Any, ...] | None) -> boo
     if not constant or len(constant) > (1 if shape is None else len(shape)) or any(dim != 1 for dim in constant[:-1]):
         return False
     features = None if shape is None else shape[-1]
-    return constant[-1] == features if isinstance(features, int) else constant[-1] > 1
+    return constant[-1] == features
 
 
 def _flat(draft: Draft, number: int) -> int:

@@ -70,13 +70,13 @@ for _ufunc, _name, _dtypes in (
 
 
 def _register_comparison(ufunc: Any, op_type: str, dtypes: frozenset[str]) -> None:
-    @kernel(op_type, dtypes={0: dtypes, 1: dtypes}, parse=_no_broadcast_attribute)
+    @kernel(op_type, dtypes={0: dtypes, 1: dtypes}, parse=_no_broadcast_attribute, compiled="elementwise")
     def bind(b: Bind, p: None) -> None:
         x, y = b.array(0), b.array(1)
         shape = _shape(b)
         if x.dtype == object:
             b.value(0, lambda: np.asarray(ufunc(x, y), dtype=bool).reshape(shape))
-        else:
+        elif not in_one_pass(b, op_type, x, y, dtype=np.bool_, truths=True):
             b.step(ufunc, x, y, b.out(0, shape, bool))
 
 
@@ -244,12 +244,12 @@ def _select(condition: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray
     np.copyto(out, x, "same_kind", condition)
 
 
-@kernel("Where", since=9, dtypes={0: _BOOL})
+@kernel("Where", since=9, dtypes={0: _BOOL}, compiled="elementwise")
 def where(b: Bind, p: None) -> None:
     """Where-16: x where the condition holds, else y."""
     condition, x, y = b.array(0), b.array(1), b.array(2)
     shape = _shape(b)
     if x.dtype == object:
         b.value(0, lambda: np.where(condition, x, y))
-    else:
+    elif x.dtype == np.bool_ or not in_one_pass(b, "Where", condition, x, y, truths=True):
         b.step(_select, condition, x, y, b.out(0, shape, x.dtype))

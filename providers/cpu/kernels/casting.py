@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.cpu.kernels.blockwise import Program, blockwise, reads, scalar_operand, takes
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.support import convert
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
@@ -116,6 +117,11 @@ def _cast(b: Bind, target: Target) -> None:
     if x.dtype == dtype:
         b.view(0, x)
         return
+    library = b.compiled("elementwise")
+    if library is not None and reads(x) and dtype in (np.float32, np.bool_) and takes(x.shape, []):
+        program: Program = [("Copy", 0)] if dtype == np.float32 else [("NotEqual", 0, 1)]
+        blockwise(b, library, program, [x, scalar_operand(0)][: len(program[0]) - 1], 1, dtype)
+        return
     y = b.out(0, x.shape, dtype)
     limit = target.limit()
     if target.name == "float8e8m0":
@@ -126,13 +132,13 @@ def _cast(b: Bind, target: Target) -> None:
         b.step(convert if _castable(x.dtype, dtype) else _by_float32, y, x)
 
 
-@kernel("Cast", since=6, parse=_parse_cast)
+@kernel("Cast", since=6, parse=_parse_cast, compiled="elementwise")
 def cast(b: Bind, p: Target) -> None:
     """Cast-25: C casts, float8 saturating unless told otherwise."""
     _cast(b, p)
 
 
-@kernel("CastLike", since=15, parse=_parse_cast)
+@kernel("CastLike", since=15, parse=_parse_cast, compiled="elementwise")
 def cast_like(b: Bind, p: Target) -> None:
     """CastLike-25: cast to the dtype of the second input."""
     _cast(b, p)

@@ -164,4 +164,5 @@ _RECORDERS: dict[str, Recorder] = {
     "LessOrEqual": _step(np.less_equal), "Greater": _step(np.greater), "GreaterOrEqual": _step(np.greater_equal),
     "Equal": _step(np.equal), "Where": _step(_where), "Swish": _swish, "Selu": _step(_selu), "Celu": _step(_celu),
     "Copy": _step(_copy), "MulAdd": _step(_mul_add),
+    "NotEqual": _step(np.not_equal),
 }  # fmt: skip

@@ -14,6 +14,7 @@ import numpy as np
 
 from outrider.providers.cpu.kernels.depthwise import compiled_depthwise, depthwise
 from outrider.providers.cpu.kernels.direct import convolve_directly
+from outrider.providers.cpu.kernels.enlarged import with_larger_residual
 from outrider.providers.cpu.kernels.epilogue import (
     PAD,
     Epilogue,
@@ -250,9 +251,11 @@ def conv(b: Bind, p: Fused) -> None:
     """ONNX Conv-22, any number of spatial axes; `com.microsoft::FusedConv`; both with all of `epilogue.py`."""
     x, w, group = b.array(0), b.array(1), p.convolution.group
     g = conv_geometry(p.convolution, x, w)
+    shape, library = (x.shape[0], w.shape[0]) + g.out, b.compiled("conv")
+    if with_larger_residual(b, conv, p, shape, 1):
+        return
     if _is_depthwise(x, group) and compiled_depthwise(b, widened(b, 1), g, p.epilogue):
         return
-    shape, library = (x.shape[0], w.shape[0]) + g.out, b.compiled("conv")
     if library is not None and wide(x.dtype) == np.float32 and len(g.out) <= 3 and not _is_depthwise(x, group):
         order = channels_last(x.ndim)
         y = b.out(0, shape, x.dtype, order)

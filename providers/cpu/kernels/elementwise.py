@@ -44,14 +44,17 @@ _UFUNCS: tuple[tuple[Any, frozenset[str], tuple[str, ...]], ...] = (
 )
 
 
-def in_one_pass(b: Bind, name: str, *inputs: np.ndarray) -> bool:
-    """Record output 0 = name(inputs) by the compiled library, where it has that instruction for these inputs."""
+def in_one_pass(b: Bind, name: str, *inputs: np.ndarray, dtype: Any = np.float32, truths: bool = False) -> bool:
+    """Record output 0 = name(inputs) by the compiled library, where it has that instruction for these inputs.
+
+    `dtype`: float32 or bool; `truths`: inputs may be bool.
+    """
     library = b.compiled("elementwise")
     if library is None or name not in INSTRUCTIONS:
         return False
-    if not takes(np.broadcast_shapes(*(x.shape for x in inputs)), inputs):
+    if not takes(np.broadcast_shapes(*(x.shape for x in inputs)), inputs, truths):
         return False
-    blockwise(b, library, [(name, *range(len(inputs)))], inputs, len(inputs))
+    blockwise(b, library, [(name, *range(len(inputs)))], inputs, len(b.inputs), dtype)
     return True
 
 
@@ -88,10 +91,12 @@ def identity(b: Bind, p: None) -> None:
         b.value(0, lambda: item)
 
 
-@kernel("IsNaN", dtypes={0: FLOATS})
+@kernel("IsNaN", dtypes={0: FLOATS}, compiled="elementwise")
 def is_nan(b: Bind, p: None) -> None:
     """bool, True where x is not a number."""
     x = b.array(0)
+    if in_one_pass(b, "NotEqual", x, x, dtype=np.bool_):
+        return
     b.step(np.isnan, x, b.out(0, x.shape, bool))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.cpu.kernels.enlarged import with_larger_residual
 from outrider.providers.cpu.kernels.epilogue import (
     Epilogue,
     activate,
@@ -94,13 +95,18 @@ def matmul(b: Bind, p: Product) -> None:
     """ONNX MatMul-13; `com.microsoft::FusedMatMul`; both with all of `epilogue.py` along the last axis."""
     x = _operand(widened(b, 0), p.left, p.left_batch)
     w = _operand(_matrix(b, not p.right_batch), p.right, p.right_batch)
-    y = b.out(0, product_shape(x.shape, w.shape), b.array(0).dtype)
+    shape = product_shape(x.shape, w.shape)
+    if with_larger_residual(b, matmul, p, shape, -1 % max(1, len(shape))):
+        return
+    y = b.out(0, shape, b.array(0).dtype)
     total = target(b, y)
     library = b.compiled("gemm")
     if library is not None and _is_for_c(x, w, total):
         with_, swapped = operands(b, p.epilogue, w.shape[-1]), None if p.right_batch else p.right
         multiply_compiled(b, library, x, w, total, p.epilogue, with_, swapped)
     else:
+        if p.right and not p.right_batch:
+            w = _laid_out(b, x, w)
         multiply(b, x, w, total)
         finish_product(b, total, p.epilogue, -1)
     finish(b, y, total)
@@ -115,6 +121,15 @@ def _matrix(b: Bind, packable: bool) -> np.ndarray:
     """Input 1 in the dtype to compute in; as it is where the compiled library packs it."""
     packed = packable and b.compiled("gemm") is not None and b.is_const(1) and min(x.ndim for x in b.inputs[:2]) > 1
     return b.array(1) if packed else widened(b, 1)
+
+
+def _laid_out(b: Bind, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """`w`, the swapped input 1; if constant it is put into C order here, where `multiply` would do so in every run."""
+    if w.ndim != 2 or not b.is_const(1) or not (x.ndim == 1 or x.shape[-2] == 1 or w.shape[1] == 1):
+        return w
+    dtype = w.dtype
+    made: np.ndarray = b.packed("swapped", 1, lambda contents: np.ascontiguousarray(contents.T, dtype))
+    return made
 
 
 @dataclass(frozen=True)
@@ -160,7 +175,7 @@ def gemm(b: Bind, p: Scaled) -> None:
         multiply_compiled(b, library, x, w, total, fused, with_, p.right)
         finish(b, y, total)
         return
-    multiply(b, x, w, total)
+    multiply(b, x, _laid_out(b, x, w) if p.right else w, total)
     scale(b, total, p.epilogue.factor)
     if b.has(2) and p.beta != 0:
         b.step(np.add, total, _times(b, widened(b, 2), p.beta), total)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels.convolution import parse_convolution
+from outrider.providers.cpu.kernels.enlarged import with_larger_residual
 from outrider.providers.cpu.kernels.epilogue import Epilogue, finish_product, parse_epilogue
 from outrider.providers.cpu.kernels.frame import Bind, channels_last, kernel
 from outrider.providers.cpu.kernels.gathered import transpose_convolve
@@ -102,6 +103,8 @@ def conv_transpose(b: Bind, p: Transposed) -> None:
     g, out = _placed(p, x.shape[2:], w.shape[2:])
     images, channels, per_group = x.shape[0], x.shape[1] // p.group, w.shape[1]
     shape, library = (images, per_group * p.group) + out, b.compiled("conv")
+    if with_larger_residual(b, conv_transpose, p, shape, 1):
+        return
     if library is not None and dtype == np.float32 and x.ndim <= 4 and x.size and w.size and math.prod(shape):
         order = channels_last(x.ndim)
         y = b.out(0, shape, b.array(0).dtype, order)

@@ -1,12 +1,11 @@
-/* Programs of element-wise instructions on float32, block by block.
+/* Programs of element-wise instructions on float32, block by block; truth values are 1 and 0 there.
  *
- * Everything element-wise is one kernel: a short program whose instructions each read up to three blocks of BLOCK floats
- * and write one, so that intermediate results stay in the first cache. Operands are numbered: below INPUTS the inputs,
- * from there on blocks of scratch memory. The result of the last instruction goes to y.
+ * Everything element-wise is one kernel: a short program whose instructions each read up to three blocks of BLOCK
+ * floats and write one, so that intermediate results stay in the first cache. Operands are numbered: below INPUTS
+ * the inputs, from there on blocks of scratch memory. The result of the last instruction goes to y.
  *
- * Element-wise error: that of the functions in vector.h; sums, products, quotients, roots are correctly rounded, composed
- * functions (gelu, silu, ...) have a few ulp more, fused multiply-adds may be used inside them.
- */
+ * Element-wise error: that of the functions in vector.h; sums, products, quotients, roots are correctly rounded,
+ * composed functions (gelu, silu, ...) have a few ulp more, fused multiply-adds may be used inside them. */
 #include "vector.h"
 
 enum { INPUTS = 16, AXES = 8, BLOCK = 1024 };
@@ -15,16 +14,20 @@ enum { INPUTS = 16, AXES = 8, BLOCK = 1024 };
 enum {
     ADD, SUB, MUL, DIV, POW, MIN, MAX, NEG, ABS, SQRT, RSQRT, EXP, LOG, TANH, ERF, SIGMOID, RELU, LEAKY_RELU,
     HARD_SIGMOID, HARD_SWISH, RECIPROCAL, FLOOR, CEIL, ROUND, CLIP, SOFTPLUS, SILU, GELU, GELU_TANH, ELU, SOFTSIGN,
-    MISH, THRESHOLDED_RELU, SIGN, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL, EQUAL, WHERE, SWISH, SELU, CELU, COPY, MUL_ADD,
+    MISH, THRESHOLDED_RELU, SIGN, LESS, LESS_OR_EQUAL, GREATER, GREATER_OR_EQUAL, EQUAL, WHERE, SWISH, SELU, CELU, COPY,
+    MUL_ADD, NOT_EQUAL,
 };
 
-/* One input, broadcast to y's shape: strides in floats per axis. `kind`: dense like y; the same in every block (no axis has
- * a stride, or only the last one and blocks are whole rows); the same all along a row, of which blocks are parts; or to
- * be gathered for each block. */
+/* One input, broadcast to y's shape: strides in elements per axis. `kind`: dense like y; the same in every block (no
+ * axis has a stride, or only the last one and blocks are whole rows); the same all along a row, of which blocks
+ * are parts; or to be gathered for each block. */
 enum { DENSE, PATTERN, EVEN, GATHERED };
 
+/* What is not float32 is always brought to float32 in scratch memory. */
+enum { FLOAT, BYTE, INT32, INT64 };
+
 struct operand {
-    int64_t kind, block, strides[AXES]; /* `block` of scratch memory it is brought to, unless it is dense */
+    int64_t type, kind, block, strides[AXES]; /* `block` of scratch memory it is brought to, unless it is dense */
 };
 
 struct instruction {
@@ -33,18 +36,20 @@ struct instruction {
 
 struct plan {
     int64_t axes, shape[AXES];                      /* of y, joined where all inputs allow; the last axis is a row */
-    int64_t rows, width, most;                      /* a block is so many whole rows, or if 0 `width` floats of one; `most` floats */
+    int64_t rows, width;                            /* a block is so many whole rows, or if 0 `width` floats of one */
+    int64_t most;                                   /* floats of the largest block that there is */
     int64_t inputs, blocks, instructions;           /* `blocks`: of scratch memory */
+    int64_t truths;                                 /* the block that is written to y as bytes 1 and 0, or -1 */
     struct operand operands[INPUTS];
     struct instruction program[];
 };
 
 struct or_elementwise {
-    float *y;
+    void *y;
     float *scratch;             /* [threads, blocks, BLOCK] */
     const struct plan *plan;
     int64_t tasks;
-    const float *inputs[INPUTS];
+    const void *inputs[INPUTS];
 };
 
 /* y[i] = f(a[i], ...) for n floats; y may be a, b or c. */
@@ -108,6 +113,7 @@ INLINE v8 less_or_equal(v8 a, v8 b) { return truth(a <= b); }
 INLINE v8 greater(v8 a, v8 b) { return truth(a > b); }
 INLINE v8 greater_or_equal(v8 a, v8 b) { return truth(a >= b); }
 INLINE v8 equal(v8 a, v8 b) { return truth(a == b); }
+INLINE v8 not_equal(v8 a, v8 b) { return truth(a != b); }
 INLINE v8 where(v8 condition, v8 a, v8 b) { return select8(condition != 0.0f, a, b); }
 
 INLINE v8 square(v8 a) { return a * a; }
@@ -157,6 +163,7 @@ static int arithmetic(int64_t name, const float *a, const float *b, const float 
     case GREATER: map2(greater, a, b, y, n); return 1;
     case GREATER_OR_EQUAL: map2(greater_or_equal, a, b, y, n); return 1;
     case EQUAL: map2(equal, a, b, y, n); return 1;
+    case NOT_EQUAL: map2(not_equal, a, b, y, n); return 1;
     case WHERE: map3(where, a, b, c, y, n); return 1;
     case MUL_ADD: map3(mul_add, a, b, c, y, n); return 1;
     case COPY: memmove(y, a, 4 * (size_t)n); return 1;
@@ -192,43 +199,61 @@ static void function(int64_t name, const float *a, const float *b, const float *
     }
 }
 
-/* Where row `row` of an operand begins. */
-static const float *row_of(const struct plan *plan, const struct operand *x, const float *from, int64_t row)
+/* Where row `row` of an operand begins, in elements. */
+static int64_t row_of(const struct plan *plan, const struct operand *x, int64_t row)
 {
+    int64_t offset = 0;
     for (int64_t axis = plan->axes - 2; axis >= 0; axis--) {
-        from += row % plan->shape[axis] * x->strides[axis];
+        offset += row % plan->shape[axis] * x->strides[axis];
         row /= plan->shape[axis];
     }
-    return from;
+    return offset;
 }
 
-INLINE void fill(float *block, float value, int64_t n)
+/* n elements, `step` apart, as floats. */
+static void spread(int64_t type, const void *from, int64_t offset, int64_t step, int64_t n, float *block)
 {
-    for (int64_t i = 0; i < n; i++)
-        block[i] = value;
+    const float *floats = (const float *)from + offset;
+    const uint8_t *bytes = (const uint8_t *)from + offset;
+    const int32_t *words = (const int32_t *)from + offset;
+    const int64_t *longs = (const int64_t *)from + offset;
+    if (type == BYTE)
+        for (int64_t i = 0; i < n; i++)
+            block[i] = bytes[i * step];
+    else if (type == INT32)
+        for (int64_t i = 0; i < n; i++)
+            block[i] = (float)words[i * step];
+    else if (type == INT64)
+        for (int64_t i = 0; i < n; i++)
+            block[i] = (float)longs[i * step];
+    else if (step == 1)
+        memcpy(block, floats, 4 * (size_t)n);
+    else
+        for (int64_t i = 0; i < n; i++)
+            block[i] = floats[i * step];
 }
 
-/* n floats of an operand, from the place `first` of row `row` on, row after row; into `block`. */
-static void gather(const struct plan *plan, const struct operand *x, const float *from, int64_t row, int64_t first,
+/* n elements of an operand, from the place `first` of row `row` on, row after row; into `block`. */
+static void gather(const struct plan *plan, const struct operand *x, const void *from, int64_t row, int64_t first,
                    int64_t n, float *block)
 {
     int64_t width = plan->shape[plan->axes - 1], step = x->strides[plan->axes - 1];
     while (n > 0) {
         int64_t count = width - first < n ? width - first : n;
-        const float *p = row_of(plan, x, from, row) + first * step;
-        if (step == 1)
-            memcpy(block, p, 4 * (size_t)count);
-        else if (step == 0)
-            fill(block, *p, count);
-        else
-            for (int64_t i = 0; i < count; i++)
-                block[i] = p[i * step];
+        spread(x->type, from, row_of(plan, x, row) + first * step, step, count, block);
         block += count, n -= count, first = 0, row++;
     }
 }
 
-/* Runs the program on block `number` of y. `filled`: the row whose block was the last one, -1 if this is the first. What is
- * the same in every block, or everywhere in a row, is brought to its block of scratch memory once. */
+/* Floats as bytes 1 and 0. */
+static void truths(const float *restrict x, uint8_t *restrict y, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = x[i] != 0.0f;
+}
+
+/* Runs the program on block `number` of y. `filled`: the row whose block was the last one, -1 if this is the first.
+ * What is the same in every block, or everywhere in a row, is brought to its block of scratch memory once. */
 static void run_block(const struct or_elementwise *a, float *scratch, int64_t number, int64_t *filled)
 {
     const struct plan *plan = a->plan;
@@ -250,11 +275,11 @@ static void run_block(const struct or_elementwise *a, float *scratch, int64_t nu
     for (int64_t i = 0; i < plan->inputs; i++) {
         const struct operand *x = &plan->operands[i];
         float *block = scratch + x->block * BLOCK;
-        at[i] = x->kind == DENSE ? a->inputs[i] + start : block;
+        at[i] = x->kind == DENSE ? (const float *)a->inputs[i] + start : block;
         if (x->kind == PATTERN && *filled < 0)
             gather(plan, x, a->inputs[i], row, first, plan->most, block);
         if (x->kind == EVEN && *filled != row)
-            fill(block, *row_of(plan, x, a->inputs[i], row), plan->width);
+            spread(x->type, a->inputs[i], row_of(plan, x, row), 0, plan->width, block);
         if (x->kind == GATHERED)
             gather(plan, x, a->inputs[i], row, first, n, block);
     }
@@ -265,14 +290,16 @@ static void run_block(const struct or_elementwise *a, float *scratch, int64_t nu
         const int64_t numbers[3] = {now->a, now->b, now->c};
         for (int64_t k = 0; k < 3; k++)
             x[k] = numbers[k] < INPUTS ? at[numbers[k]] : scratch + (numbers[k] - INPUTS) * BLOCK;
-        float *y = now->result < 0 ? a->y + start : scratch + now->result * BLOCK;
+        float *y = now->result < 0 ? (float *)a->y + start : scratch + now->result * BLOCK;
         if (!arithmetic(now->name, x[0], x[1], x[2], y, n))
             function(now->name, x[0], x[1], x[2], y, n);
     }
+    if (plan->truths >= 0)
+        truths(scratch + plan->truths * BLOCK, (uint8_t *)a->y + start, n);
 }
 
-/* y = program(inputs), all broadcast to y's shape, which is dense in memory; an input that is dense may be y. Tasks share
- * the blocks. */
+/* y = program(inputs), all broadcast to y's shape, which is dense in memory; an input that is dense may be y. Tasks
+ * share the blocks. */
 KERNEL(or_elementwise)
 {
     ARGS(or_elementwise);

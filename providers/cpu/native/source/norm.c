@@ -1,7 +1,7 @@
 /* Normalisations of rows, float32: (x - mean) / sqrt(variance + epsilon) * scale + bias.
  *
- * The mean first, then the sum of squared differences from it. Sums are taken as 32 sums of every 32nd term, whatever the
- * strides and threads; their relative error is n / 32 ulp at most, of the sum of magnitudes.
+ * The mean first, then the sum of squared differences from it. Sums are taken as 32 sums of every 32nd term, whatever
+ * the strides and threads; their relative error is n / 32 ulp at most, of the sum of magnitudes.
  */
 #include "vector.h"
 

@@ -1,8 +1,8 @@
 /* LSTM, GRU and RNN: the loop over the steps of a sequence, float32.
  *
  * The products of all inputs with W come from a GEMM before; here each step multiplies the state with R, whose columns
- * stand in panels of PANEL, and applies the gates. A task takes some sequences of one direction from the first step to the
- * last. Sums run over the state in order, whatever the number of rows and tasks.
+ * stand in panels of PANEL, and applies the gates. A task takes some sequences of one direction from the first step to
+ * the last. Sums run over the state in order, whatever the number of rows and tasks.
  */
 #include "vector.h"
 
@@ -10,7 +10,8 @@ enum { PANEL = 32, ROWS = 3 };
 enum { LSTM, GRU, RNN };
 enum { SIGMOID, TANH, RELU };
 
-/* D directions, T steps, N sequences, H state, G gates (LSTM: input, output, forget, cell; GRU: update, reset, hidden). */
+/* D directions, T steps, N sequences, H state, G gates (LSTM: input, output, forget, cell; GRU: update, reset,
+ * hidden). */
 struct or_recurrent {
     const float *products;        /* [D, T, N, G H], of the inputs */
     const float *weights;         /* [D, panels][H][PANEL]: all columns of R, of the GRU the first 2 H */
@@ -179,7 +180,8 @@ static void step(const struct or_recurrent *a, struct state *s, int64_t d, int64
         times_weights(s, a->reset_after ? s->hidden : s->reset, a->candidate + d * panels * h * PANEL, h, s->candidate);
     }
     for (int64_t r = 0; r < s->n; r++) {
-        float *hidden = s->hidden + r * s->padded, *y = a->y ? a->y + t * a->y_t + d * a->y_d + (first + r) * a->y_n : 0;
+        float *hidden = s->hidden + r * s->padded;
+        float *y = a->y ? a->y + t * a->y_t + d * a->y_d + (first + r) * a->y_n : 0;
         if (a->lengths && t >= a->lengths[first + r]) { /* past its end a sequence holds its state */
             if (y)
                 memset(y, 0, 4 * (size_t)h);

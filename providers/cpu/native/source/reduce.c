@@ -63,6 +63,34 @@ INLINE float row(const float *x, int64_t n, const int what)
     return joined(what, one)[0];
 }
 
+/* `combine` and `join` of single numbers. */
+INLINE float combine1(const int what, float total, float x)
+{
+    switch (what) {
+    case SQUARES: return total + x * x;
+    case MAGNITUDES: return total + fabsf(x);
+    case LARGEST: return total != total || total > x ? total : x;
+    case SMALLEST: return total != total || total < x ? total : x;
+    default: return total + x;
+    }
+}
+
+INLINE float join1(const int what, float a, float b)
+{
+    return combine1(what == LARGEST || what == SMALLEST ? what : SUM, a, b);
+}
+
+/* `row` for up to eight elements. */
+INLINE float short_row(const float *x, int64_t n, const int what)
+{
+    float p[8];
+    for (int64_t i = 0; i < 8; i++)
+        p[i] = i < n ? join1(what, neutral(what), combine1(what, neutral(what), x[i])) : neutral(what);
+    float even = join1(what, join1(what, p[0], p[4]), join1(what, p[2], p[6]));
+    float odd = join1(what, join1(what, p[1], p[5]), join1(what, p[3], p[7]));
+    return join1(what, even, odd);
+}
+
 INLINE void rows(const struct or_reduce_rows *a, int64_t task, const int what)
 {
     int64_t first, last;
@@ -70,7 +98,14 @@ INLINE void rows(const struct or_reduce_rows *a, int64_t task, const int what)
     share(items(a->plan, a->rank), task, a->tasks, &first, &last);
     start(&w, a->plan, a->rank, first);
     for (int64_t i = first; i < last; i++) {
-        a->y[w.y] = finished(all8(row(a->x + w.x, a->n, what)), a->divisor, a->root)[0];
+        float result;
+        if (a->n == 2)
+            result = short_row(a->x + w.x, 2, what);
+        else
+            result = a->n <= 8 ? short_row(a->x + w.x, a->n, what) : row(a->x + w.x, a->n, what);
+        if (a->divisor != 1 || a->root)
+            result = finished(all8(result), a->divisor, a->root)[0];
+        a->y[w.y] = result;
         next(&w, a->plan, a->rank);
     }
 }

@@ -163,11 +163,13 @@ void multiply_panel(const struct block *b, const float *panel, int64_t step, int
                     int64_t column)
 {
     struct simple s = simple_of(b);
-    if (step == width) { /* packed: each row of tiles fetches its share of the next panel, which lies behind this one */
-        int64_t depth = b->chunks * b->length, most = tiles[width / 8 - 1][0].rows;
+    int64_t depth = b->chunks * b->length; /* 0 where no tap of a transposed convolution meets the rows */
+    if (step == width && depth && b->rows) {
+        /* packed: each row of tiles fetches its share of the next panel, which lies behind this one */
+        int64_t most = tiles[width / 8 - 1][0].rows;
         s.ahead = 4 * depth * width;
         s.share = s.ahead / b->rows;
-        s.pace = s.share * (b->rows < most ? b->rows : most) / depth;
+        s.pace = depth ? s.share * (b->rows < most ? b->rows : most) / depth : 0; /* a transposed convolution's gaps */
     }
     for (int64_t row = 0; row < b->rows;) {
         int64_t left = b->rows - row, size = 0; /* the lowest tile that holds what is left */

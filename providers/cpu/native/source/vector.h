@@ -111,8 +111,8 @@ INLINE v8 first8(v8 x, int64_t n, v8 rest)
     return select8(lane < (int32_t)n, x, rest);
 }
 
-/* exp(x) = 2^n (1 + rest), |x - n ln 2| <= ln 2 / 2, for |x| < 2^15: n as floats and `rest` with a small relative error,
- * so that exp(x) - 1 can be had near 0. */
+/* exp(x) = 2^n (1 + rest), |x - n ln 2| <= ln 2 / 2, for |x| < 2^15: n as floats and `rest` with a small relative
+ * error, so that exp(x) - 1 can be had near 0. */
 INLINE v8 exp_parts8(v8 x, v8 *n)
 {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
@@ -213,23 +213,23 @@ INLINE v8 saturated8(v8 x) { return select8(x == x, sign8(all8(1.0f), x), x); }
 /* tanh(x) within 6 ulp; -1 and 1 beyond 9.1. A rational function of x^2 times x. */
 INLINE v8 tanh8(v8 x)
 {
-    v8 c = clamp8(x, -9.1f, 9.1f), s = c * c, s2 = s * s;
+    v8 s = x * x, s2 = s * s;
     v8 p = (1.3319102266e-08f * s + 2.0583505830e-05f) * s2 + (3.4940361511e-03f * s + 1.3379719853e-01f);
     v8 q = (7.7620325102e-07f * s + 3.2830954297e-04f) * s2 + (2.5871079415e-02f * s + 4.6713033319e-01f);
     p = p * s + 1.0f;
     q = q * s + 1.0f;
-    return select8(abs8(x) < 9.1f, clamp8(c * p / q, -1.0f, 1.0f), saturated8(x));
+    return select8(abs8(x) < 9.1f, clamp8(x * p / q, -1.0f, 1.0f), saturated8(x));
 }
 
 /* The Gauss error function within 6 ulp; -1 and 1 beyond 3.93. A rational function of x^2 times x. */
 INLINE v8 erf8(v8 x)
 {
-    v8 c = clamp8(x, -3.93f, 3.93f), s = c * c, s2 = s * s;
+    v8 s = x * x, s2 = s * s;
     v8 p = (2.0419618068e-06f * s + 2.8480828041e-04f) * s2 + (3.7796190009e-03f * s + 5.2790317684e-02f);
     v8 q = (3.8003963709e-05f * s + 1.1652139947e-03f) * s2 + (1.4997459017e-02f * s + 1.1425764114e-01f);
     p = p * s2 + (1.9078412653e-01f * s + 1.1283791065f);
     q = q * s2 + (5.0241076946e-01f * s + 1.0f);
-    return select8(abs8(x) < 3.93f, clamp8(c * p / q, -1.0f, 1.0f), saturated8(x));
+    return select8(abs8(x) < 3.93f, clamp8(x * p / q, -1.0f, 1.0f), saturated8(x));
 }
 
 /* 1 / (1 + exp(-x)) within 4 ulp where that is a normal float, above -87.3; 0 below -88.4. */
