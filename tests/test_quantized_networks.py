@@ -122,9 +122,9 @@ WAYS = {
 
 FUSED = {
     ("cnn", "dynamic"): {"integer conv": 4, "integer conv+relu": 2, "integer conv+clip": 1, "integer conv+silu": 1},
-    ("cnn", "qdq"): {"integer conv": 4, "integer gemm": 1, "integer result": 5, "imitate quantization": 4},
+    ("cnn", "qdq"): {"integer conv": 4, "integer gemm": 1, "integer result": 5},
     ("mlp", "dynamic"): {"integer matmul": 4, "integer matmul+gelu": 1},
-    ("attention", "qdq"): {"integer matmul": 6, "integer result": 6, "imitate quantization": 5},
+    ("attention", "qdq"): {"integer matmul": 4},
 }
 
 

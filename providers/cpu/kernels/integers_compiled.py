@@ -43,7 +43,7 @@ def _fits(left: Quantized, right: Quantized, r: Result, features: int) -> bool:
         and all(q.zero is None or q.zero.dtype == q.values.dtype for q in (left, right))
         and (r.y_zero is None or r.y_zero.dtype == r.dtype)
         and all(x is None or x.dtype == np.float32 for x in (r.x_scale, r.w_scale, r.y_scale))
-        and _one(r.x_scale, r.y_scale, r.y_zero)
+        and _one(r.x_scale, r.y_scale, r.y_zero, r.p_scale, r.p_zero)
         and _by_feature(r.w_scale, features)
         and _by_feature(r.bias, features)
     )
@@ -78,7 +78,7 @@ def _output(
     return [
         y, features, 1, _KINDS[y.dtype.name], r.direct, r.x_scale, r.w_scale,
         r.w_scale is not None and r.w_scale.size > 1, r.bias, r.bias is not None and r.bias.size > 1,
-        r.y_scale, r.y_zero, ready, features,
+        r.y_scale, r.y_zero, r.p_scale, r.p_zero, r.p_zero is not None and _signed(r.p_zero), ready, features,
         bias, numbers(SCALE), numbers(SHIFT), residual, features, 1,
         e.residual == "after", list(ACTIVATIONS).index(e.activation), e.alpha, e.beta, e.factor,
     ]  # fmt: skip
@@ -91,7 +91,7 @@ def _residual(b: Bind, r: Result, y: np.ndarray, order: tuple[int, ...] | None) 
     return b.contiguous(np.broadcast_to(b.array(RESIDUAL), y.shape), order)
 
 
-def _packed(
+def packed_weights(
     b: Bind, library: Library, q: Quantized, values: np.ndarray, lay: Callable[[np.ndarray], np.ndarray], by_batch: bool
 ) -> list[Any]:
     """The words of `struct weights`; packed once if the weights are constant, and narrow where that pays.
@@ -114,7 +114,7 @@ def _packed(
     if q.i is not None and q.known(b):
 
         def make(contents: np.ndarray) -> Narrow | np.ndarray:
-            w = lay(q.turn(contents))
+            w = lay(q.of(contents))
             zero = np.zeros(1, np.int32) if q.zero is None else q.zero
             shape = (batches, columns) if by_batch or not zero_step else (1, columns)
             points = np.broadcast_to(zero.reshape(shape) if zero_step else zero.reshape(1, 1), (batches, columns))
@@ -136,11 +136,11 @@ def _wide(panels: np.ndarray) -> list[Any]:
     return [panels, 0, 0, None, None, None, None, None]
 
 
-def _block(b: Bind, library: Library, weights: list[Any], rows: int, depth: int) -> np.ndarray:
-    """Room for as many ready rows of each thread."""
+def ready_rows(b: Bind, weights: list[Any], rows: int, depth: int) -> np.ndarray:
+    """Room for so many ready rows."""
     if weights[1]:
-        return b.scratch((library.threads, rows, -(-depth // 4) * 4), np.uint8)
-    return b.scratch((library.threads, rows, -(-depth // 2) * 2), np.int16)
+        return b.scratch((rows, -(-depth // 4) * 4), np.uint8)
+    return b.scratch((rows, -(-depth // 2) * 2), np.int16)
 
 
 def _rows_at_once(rows: int, depth: int) -> int:
@@ -183,7 +183,7 @@ def product(b: Bind, library: Library, left: Quantized, right: Quantized, r: Res
     def lay(w: np.ndarray) -> np.ndarray:
         return w.reshape(-1, depth, features) if w.ndim > 2 else w[None]
 
-    weights = _packed(b, library, right, values, lay, False)
+    weights = packed_weights(b, library, right, values, lay, False)
     panels = -(-features // _PANEL)
     row_parts, panel_parts = _parts(library, batches * rows, panels, batches * rows * depth * features / 50)
     at_once = _rows_at_once(rows, depth)
@@ -192,7 +192,7 @@ def product(b: Bind, library: Library, left: Quantized, right: Quantized, r: Res
         "or_integer_gemm", row_parts * panel_parts,
         x, left.zero, _signed(x), by_row, depth,
         *weights, panels if w.ndim > 2 else 0, batches, rows, depth,
-        row_parts, panel_parts, at_once, None if ready else _block(b, library, weights, at_once, depth),
+        row_parts, panel_parts, at_once, None if ready else ready_rows(b, weights, library.threads * at_once, depth),
         *_output(b, library, r, y, features, residual),
     )  # fmt: skip
     b.step(call)
@@ -261,7 +261,7 @@ def convolution(
     else:
         weights = _conv_weights(b, library, right, group)
         at_once = _rows_at_once(pixels, depth)
-        block = _block(b, library, weights, at_once, depth)
+        block = ready_rows(b, weights, library.threads * at_once, depth)
         b.step(library.call("or_integer_conv", tasks, *window, *weights, group, tasks, at_once, block, *output))
     if place is not y:
         b.copy(y, place)
@@ -277,4 +277,4 @@ def _conv_weights(b: Bind, library: Library, right: Quantized, group: int) -> li
         return rows.swapaxes(1, 2)
 
     values = right.values if right.known(b) else b.contiguous(right.values, order)  # then `lay` gives a view
-    return _packed(b, library, right, values, lay, True)
+    return packed_weights(b, library, right, values, lay, True)
