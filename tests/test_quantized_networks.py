@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime.quantization as quantization
 import pytest
 from onnx import numpy_helper
 
 from tests.oracle import run_ort
 from tests.program_harness import Bound, compiled, model
 
-quantization = pytest.importorskip("onnxruntime.quantization")
 Feeds = dict[str, np.ndarray]
 
 TEXTS = {
