@@ -57,6 +57,58 @@ def test_a_condition_that_flips_is_honoured_by_the_same_binding() -> None:
         assert got == [12, -6, 3, 6, -2]
 
 
+BRANCHES = """agraph (bool c, float[N] x, float[N] z) => (float[N] y, float[N] v) {
+    w = Exp(x)
+    a, b = If (c) <then_branch = t () => (float[N] p, float[N] q) { q = Relu(w)  p = Mul(q, z) },
+                   else_branch = e () => (float[N] r, float[N] s) { r = Abs(z)  s = Identity(z) }>
+    y = Neg(a) v = Add(b, w) }"""
+
+
+def test_branches_of_the_same_shapes_are_a_bound_step() -> None:
+    x, z = np.linspace(-1, 1, 6, dtype=F32), np.linspace(2, -2, 6, dtype=F32)
+    with compiled(model(BRANCHES)) as (provider, program, unit):
+        bound = Bound(program, unit, {"c": np.array(True), "x": x, "z": z})
+        for c in (True, False, False, True):
+            y, v = bound.run({"c": np.array(c), "x": x, "z": z})
+            np.testing.assert_allclose(y, -np.exp(x) * z if c else -np.abs(z), rtol=1e-6)
+            np.testing.assert_allclose(v, np.exp(x) * 2 if c else z + np.exp(x), rtol=1e-6)
+        assert provider.stats()["unbound_nodes"] == 0
+        assert sorted(bound.places) == [0, 1]
+        assert sum(provider.stats()["steps"].values()) >= 7  # those of both branches, too
+        small = Bound(program, unit, {"c": np.array(True), "x": x[:2], "z": z[:2]})
+        np.testing.assert_allclose(small.run()[0], -np.exp(x[:2]) * z[:2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "branch", ["r = NonZero(z) s = Cast<to=1>(r)", "q = Abs(z) r = Concat<axis=0>(q, q) s = Neg(r)"]
+)
+def test_branches_whose_shapes_differ_or_depend_on_data_are_not(branch: str) -> None:
+    proto = model(
+        """agraph (bool c, float[N] z) => (float[M] y) {
+        y = If (c) <then_branch = t () => (float[K] p) { p = Relu(z) },
+                    else_branch = e () => (float[L] s) { BRANCH }> }""".replace("BRANCH", branch)
+    )
+    z = np.array([0, 2, -3], F32)
+    with compiled(proto) as (provider, program, unit):
+        bound = Bound(program, unit, {"c": np.array(True), "z": z})
+        assert bound.run()[0].tolist() == [0, 2, 0]
+        assert bound.run({"c": np.array(False), "z": z})[0].size in (2, 6)
+        assert provider.stats()["unbound_nodes"] == 1
+
+
+def test_a_branch_that_does_not_take_its_inputs_fails_when_it_is_chosen() -> None:
+    proto = model("""agraph (bool c, float[N] z) => (float[M] y) <int64[2] two = {2, 2}> {
+        y = If (c) <then_branch = t () => (float[K] p) { p = Relu(z) },
+                    else_branch = e () => (float[L] s) { r = Reshape(z, two) s = Neg(r) }> }""")
+    with compiled(proto) as (provider, program, unit):
+        bound = Bound(program, unit, {"c": np.array(True), "z": np.ones(3, F32)})
+        assert bound.run()[0].tolist() == [1, 1, 1]
+        assert provider.stats()["unbound_nodes"] == 0
+        with pytest.raises(KernelError, match="Reshape"):
+            bound.run({"c": np.array(False), "z": np.ones(3, F32)})
+        assert bound.run({"c": np.array(True), "z": np.ones(3, F32)})[0].tolist() == [1, 1, 1]
+
+
 def test_a_known_condition_leaves_a_straight_line() -> None:
     """The rank of the input decides: nothing is left for the run, the output is written to its place."""
     proto = model("""agraph (float[N, M] x) => (float[N, M] y, float[N, M] z) <int64 two = {2}> {

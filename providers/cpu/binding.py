@@ -132,9 +132,10 @@ class Binding:
     def all(self) -> Iterator[Binding]:
         """This one and the latest of each body in it."""
         yield self
-        for late in self.late:
-            for inner in late.bindings():
-                yield from inner.all()
+        inside = [inner for late in self.late for inner in late.bindings()]
+        inside += [inner for step in self._bound_steps() if isinstance(step, Chosen) for inner in step.bindings()]
+        for inner in inside:
+            yield from inner.all()
 
     @property
     def kernels(self) -> Counter[str]:
@@ -241,6 +242,17 @@ class Binding:
 
 def _kernel_name(step: Callable[[], Any]) -> str:
     return step.name if isinstance(step, Call) else "numpy"
+
+
+class Chosen:
+    """A bound step that runs one of several bodies."""
+
+    def bindings(self) -> Sequence[Binding]:
+        """The latest of each body that has run."""
+        raise NotImplementedError
+
+    def __call__(self) -> None:
+        raise NotImplementedError
 
 
 class LateKernel:

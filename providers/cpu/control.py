@@ -15,15 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import Value
-from outrider.providers.cpu.binding import Binding, LateOp
+from outrider.providers.contract import KernelError, Value
+from outrider.providers.cpu.binding import Binding, Chosen, LateOp
 from outrider.providers.cpu.blocks import ABSENT, Block, Op
 from outrider.providers.cpu.building import Builder, Stage
 from outrider.providers.cpu.conditions import single, truth
-from outrider.providers.cpu.items import LATE, LATE_ITEM, Item, fixed_size
+from outrider.providers.cpu.items import FIXED, LATE, LATE_ITEM, Item, fixed_size
 from outrider.providers.cpu.lineage import Lineage
+from outrider.providers.cpu.modes import OpMemory
+from outrider.providers.cpu.records import BOUND, Record
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.failures import fail
+from outrider.shm.errors import OutOfMemoryError
 
 BINDINGS = 16  # per body and binding of the program around it
 
@@ -107,6 +110,16 @@ class Body:
             raise ValueError(f"{value.name!r} is {value.dtype}: only tensors can be stacked")
         return numpy_dtype(value.dtype), tuple(dim if isinstance(dim, int) else 0 for dim in value.shape or ())
 
+    def tried(self) -> Sequence[Item] | None:
+        """Its results as they would be bound now, for a body without formals and late captures.
+
+        None where it cannot be bound: the error is that of a run that chooses it.
+        """
+        try:
+            return self.lineage.bind(dict(self._fixed), self.outer.high).results
+        except (KernelError, OutOfMemoryError):
+            return None
+
     def _bind(self, arguments: Sequence[Any]) -> _Bound:
         key: tuple[Any, ...] = tuple((x.dtype.num, x.shape) if fixed_size(x) else None for x in arguments)
         found = self._bound.get(key)
@@ -187,6 +200,57 @@ class _If(_Control):
     def execute(self, inputs: list[Any], env: dict[int, Any]) -> list[Any]:
         chosen = "then_branch" if truth(inputs[0], "the condition") else "else_branch"
         return self.bodies[chosen].call((), env)
+
+
+class _Branches(Chosen):
+    """An If whose branches give results of the same shapes, as a bound step: these are copied to where they belong."""
+
+    def __init__(self, bodies: Mapping[str, Body], condition: np.ndarray, outs: Sequence[np.ndarray | None]) -> None:
+        self._bodies, self._condition, self._outs = bodies, condition, tuple(outs)
+
+    def __call__(self) -> None:
+        chosen = "then_branch" if truth(self._condition, "the condition") else "else_branch"
+        for out, result in zip(self._outs, self._bodies[chosen].call((), {}), strict=True):
+            if out is not None:
+                np.copyto(out, result)
+
+    def bindings(self) -> list[Binding]:
+        latest = [body.lineage.last for body in self._bodies.values()]
+        return [binding for binding in latest if binding is not None]
+
+
+def bound_if(op: Op, parent: Builder, memory: OpMemory) -> Record | None:
+    """An If, whose condition is computed in the run, among the bound steps; None where it must be in the stretch.
+
+    Its branches must give results of the same dtypes and shapes, whatever the data are.
+    """
+    bodies = _If(op, parent, None).bodies
+    if any(body.late for body in bodies.values()):
+        return None
+    ends = [end for end in (body.tried() for body in bodies.values()) if end is not None]
+    if not ends:
+        return None
+    outs: list[np.ndarray | None] = []
+    makes: dict[int, Item] = {}
+    for items in zip(*ends, strict=False):
+        if not all(item.state != LATE and fixed_size(item.value) for item in items):
+            return None
+        if len({(item.value.dtype, item.value.shape) for item in items}) > 1:
+            return None
+    for i, number in enumerate(op.outputs):
+        if number == ABSENT:
+            outs.append(None)
+            continue
+        like, declared, target = ends[0][i].value, op.step.outputs[i], parent.target(number)
+        if target is None:
+            out, root = memory.take(declared.name, like.shape, like.dtype)
+            makes[number] = Item(FIXED, out, root)
+        else:
+            out = parent.place(target, declared.dtype, like.shape, like.dtype)
+            makes[number] = Item(FIXED, out)
+        outs.append(out)
+    step = _Branches(bodies, parent.item(op.inputs[0]).value, outs)
+    return Record(BOUND, op, op.reads, makes, (step,), taken=tuple(memory.taken))
 
 
 class _Loop(_Control):

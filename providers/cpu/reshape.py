@@ -21,7 +21,7 @@ from outrider.providers.cpu.building import Builder, Given, Stage
 from outrider.providers.cpu.conditions import branch_of
 from outrider.providers.cpu.items import FIXED, Item, Root, alike
 from outrider.providers.cpu.modes import check
-from outrider.providers.cpu.records import ALIAS, CHOSEN, FOLDED, STAGED, STRETCH, UNBOUND, Misfit, Record, Taken
+from outrider.providers.cpu.records import ALIAS, BOUND, CHOSEN, FOLDED, STAGED, STRETCH, UNBOUND, Misfit, Record, Taken
 
 
 def reshape(earlier: Binding, given: Given, place: Place | None = None) -> Binding:
@@ -87,6 +87,8 @@ class _Reshaping(Builder):
 
             return again(self, before)
         assert op is not None
+        if op.kernel is None and before.kind == BOUND:
+            raise Misfit(f"{op.origin.name} chooses among bodies")
         if before.kind == FOLDED:
             return self.fold(op, self.inputs(op))
         if before.kind == UNBOUND:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,7 +47,7 @@ def program_memory(code: Code, binding: Binding | None) -> Memory:
 def _extent(binding: Binding) -> tuple[int, int]:
     """Scratch memory and the most in use; that of a body lies behind that of the block around it."""
     region = binding.region
-    inner = [_extent(one) for late in binding.late for one in late.bindings()]
+    inner = [_extent(one) for one in itertools.islice(binding.all(), 1, None)]
     behind = [max(sizes) for sizes in zip(*inner, strict=True)] or [0, 0]
     return region.high - region.base + behind[0], region.peak + behind[1]
 

@@ -99,7 +99,19 @@ class Walk(Builder):
         if condition.state == KNOWN:
             self._inline(op, branch_of(op, condition.value))
         else:
-            self._add(op, self.unbound(op, self._before.get(op)))
+            # A bound If is not re-shaped, so where shapes are known to change it stays in the stretch.
+            record = self._if(op) if condition.state == FIXED and not self._before else None
+            self._add(op, record or self.unbound(op, self._before.get(op)))
+
+    def _if(self, op: Op) -> Record | None:
+        """The record of an If as a bound step, if it can be one."""
+        from outrider.providers.cpu.control import bound_if  # it binds bodies, so it needs this module
+
+        memory = self.memory(None)
+        record = bound_if(op, self, memory)
+        if record is None:
+            memory.discard()
+        return record
 
     def _inline(self, op: Op, branch: Block) -> None:
         """Walk the branch of an If whose condition is known as if it stood here."""
