@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.epilogue import ACTIVATIONS, BIAS, RESIDUAL, SCALE, SHIFT, Epilogue, per_feature
+from outrider.providers.cpu.kernels.epilogue import Epilogue
 from outrider.providers.cpu.kernels.frame import Bind, channels_last
 from outrider.providers.cpu.kernels.integers import Quantized, Result
 from outrider.providers.cpu.kernels.narrow import Narrow, narrow
+from outrider.providers.cpu.kernels.panels import Operands, epilogue_words, operands, padded_features
 from outrider.providers.cpu.kernels.windows import Geometry
 from outrider.providers.cpu.native import Library
 
 _PANEL, _TILE = 16, 6  # NR and MR of integer.h
 _BLOCK_BYTES = 128 << 10  # of widened rows: they and a panel of weights stay in the L2 cache
-_BEHIND = 24  # floats that the epilogue may read behind the last column
 _PLAIN = Epilogue()
 _KINDS = {"int32": 0, "float32": 1, "uint8": 2, "int8": 3}  # enum result of integer.h
 _BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
@@ -49,28 +49,13 @@ def _fits(left: Quantized, right: Quantized, r: Result, features: int) -> bool:
     )
 
 
-def _padded(b: Bind, i: int, features: int) -> np.ndarray:
-    """Input i, one number per feature or one for all, with room behind the last."""
-    x = per_feature(b, i, features)
-    if b.is_const(i):
-        ready = np.zeros(features + _BEHIND, np.float32)
-        ready[:features] = x
-        return ready
-    place = b.scratch((features + _BEHIND,), np.float32)
-    b.step(np.copyto, place[:features], x)
-    return place
-
-
 def _output(
-    b: Bind, library: Library, r: Result, y: np.ndarray, features: int, residual: np.ndarray | None
+    b: Bind, library: Library, r: Result, y: np.ndarray, features: int, order: tuple[int, ...] | None
 ) -> list[Any]:
-    """The words of `struct output`: y [rows, features], dense."""
-    e = r.epilogue or _PLAIN
-
-    def numbers(i: int) -> np.ndarray | None:
-        return _padded(b, i, features) if r.epilogue is not None and b.has(i) else None
-
-    bias = numbers(BIAS) if r.shift is None else _padded(b, r.shift, features)
+    """The words of `struct output`: y [rows, features], dense in this memory order."""
+    given = Operands() if r.epilogue is None else operands(b, r.epilogue, features)
+    if r.shift is not None:
+        given = Operands(bias=padded_features(b, r.shift, features))
     ready = None
     if r.x_scale is not None:
         width = -(-features // _PANEL) * _PANEL + _PANEL
@@ -79,16 +64,8 @@ def _output(
         y, features, 1, _KINDS[y.dtype.name], r.direct, r.x_scale, r.w_scale,
         r.w_scale is not None and r.w_scale.size > 1, r.bias, r.bias is not None and r.bias.size > 1,
         r.y_scale, r.y_zero, r.p_scale, r.p_zero, r.p_zero is not None and _signed(r.p_zero), ready, features,
-        bias, numbers(SCALE), numbers(SHIFT), residual, features, 1,
-        e.residual == "after", list(ACTIVATIONS).index(e.activation), e.alpha, e.beta, e.factor,
+        *epilogue_words(b, r.epilogue or _PLAIN, given, y, features, 1, order),
     ]  # fmt: skip
-
-
-def _residual(b: Bind, r: Result, y: np.ndarray, order: tuple[int, ...] | None) -> np.ndarray | None:
-    """The residual in y's shape and memory order. Raises ValueError where it does not broadcast to y."""
-    if r.epilogue is None or not r.epilogue.residual or not b.has(RESIDUAL):
-        return None
-    return b.contiguous(np.broadcast_to(b.array(RESIDUAL), y.shape), order)
 
 
 def packed_weights(
@@ -177,7 +154,6 @@ def product(b: Bind, library: Library, left: Quantized, right: Quantized, r: Res
     if w.ndim == 2 and not by_row:
         rows, batches = rows * batches, 1
     x = b.contiguous(x)
-    residual = _residual(b, r, y, None)
     values = w if w.ndim == 2 or right.known(b) else b.contiguous(w)  # then a reshape gives a view
 
     def lay(w: np.ndarray) -> np.ndarray:
@@ -193,7 +169,7 @@ def product(b: Bind, library: Library, left: Quantized, right: Quantized, r: Res
         x, left.zero, _signed(x), by_row, depth,
         *weights, panels if w.ndim > 2 else 0, batches, rows, depth,
         row_parts, panel_parts, at_once, None if ready else ready_rows(b, weights, library.threads * at_once, depth),
-        *_output(b, library, r, y, features, residual),
+        *_output(b, library, r, y, features, None),
     )  # fmt: skip
     b.step(call)
     return True
@@ -248,14 +224,13 @@ def convolution(
     depthwise = group > 1 and w.shape[1] == 1 and per_group == 1
     taps = _depthwise_weights(b, right, features) if depthwise else None
     x = b.contiguous(x, order)
-    residual = _residual(b, r, y, order)
     place = y
     if not y.transpose(order).flags.c_contiguous:
         place = b.scratch(y.shape, y.dtype, order)
     pixels = x.shape[0] * math.prod(g.out)
     tasks = library.tasks(-(-pixels // _TILE), pixels * depth * features / (10 if depthwise else 50), 4)
     window = _window(x, left.zero, g)
-    output = _output(b, library, r, place, features, residual)
+    output = _output(b, library, r, place, features, order)
     if taps is not None:
         b.step(library.call("or_integer_depthwise", tasks, *window, taps, tasks, *output))
     else:
