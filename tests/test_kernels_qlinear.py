@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_harness import _dtype, check, ort_results, plain_node, run_node
-from native_library import libraries
 from onnx import helper
+
+from tests.native_library import libraries
 
 RNG = np.random.default_rng(5)
 KINDS = ["uint8", "int8"]
