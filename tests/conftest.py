@@ -21,6 +21,7 @@ import pytest
 from outrider.providers.cpu.native.build import BuildError, compile_cached
 from tests.leaks import MARK, Snapshot, settled_leaks, snapshot
 from tests.models import cache_folder
+from tests.skips import objection
 
 PATIENCE = 3.0  # seconds until something left behind counts as a leak
 HANG_FAST, HANG_SLOW = 120.0, 600.0  # seconds: ten times what such a test may take
@@ -74,6 +75,7 @@ class HangGuard:
 
 
 GUARD = pytest.StashKey[HangGuard]()
+SKIPPED: dict[str, str] = {}  # test -> why it may not be skipped
 FOLDER = pytest.StashKey[str]()
 FAILED = pytest.StashKey[bool]()
 
@@ -116,6 +118,32 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return (yield)
     finally:
         guard.rest()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _look_at_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _look_at_skip(report)
+
+
+def _look_at_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        said = objection(reason)
+        if said:
+            SKIPPED[report.nodeid] = f"{reason}: {said}"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if SKIPPED and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for test, why in SKIPPED.items():
+        terminalreporter.write_line(f"SKIPPED WITHOUT REASON {test}: {why}", red=True)
 
 
 @pytest.hookimpl(wrapper=True)

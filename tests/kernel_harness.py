@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from native_library import libraries
 from onnx import helper, numpy_helper
 
 import outrider.providers.cpu.kernels  # noqa: F401  (registers the kernels)
@@ -20,6 +19,7 @@ from outrider.providers.cpu.kernels.frame import Bind, Dynamic, find
 from outrider.providers.cpu.native import Library
 from outrider.providers.wire.dtypes import NUMBER, onnx_name
 from outrider.providers.wire.graph import OMITTED, Node, Value
+from tests.native_library import libraries
 
 
 class Recorded(Bind):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,14 @@ class Watched(Library):
 
 @cache
 def libraries() -> tuple[Watched, Watched] | None:
-    """The compiled kernels on one thread and on THREADS; None where there are none (`why_not` says why)."""
+    """The compiled kernels on one thread and on THREADS; None where there is no compiler (`why_not`)."""
     chosen = os.environ.get(VARIABLE)
     try:
         path = Path(chosen) if chosen else load().path
-    except NativeError:
-        return None
+    except NativeError as reason:
+        if shutil.which("cc") is None:
+            return None
+        raise AssertionError(f"there is a C compiler, and yet: {reason}") from reason
     return Watched(path, 1), Watched(path, THREADS)
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_harness import identical, plain_node, run_node
-from native_library import libraries
 from onnx import helper
 
 from outrider.providers.cpu.kernels.narrow import narrow
+from tests.native_library import libraries
 
 KINDS = ["uint8", "int8"]
 SPREADS = [2, 12, 26, 45, 1000]  # of the weights: from those that always fit 16-bit sums to those that seldom do

@@ -9,9 +9,9 @@ import kernel_harness
 import numpy as np
 import pytest
 from kernel_harness import check
-from native_library import libraries, why_not
 
 from outrider.providers.cpu.kernels.frame import KERNELS, Bind, kernel
+from tests.native_library import libraries, why_not
 
 pytestmark = pytest.mark.fast
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_library import libraries
 
 from outrider.providers.cpu.kernels.copying import copy_call, joined
+from tests.native_library import libraries
 
 pytestmark = pytest.mark.skipif(libraries() is None, reason="there are no compiled kernels here")
 

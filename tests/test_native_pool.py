@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_library import libraries
 
 from outrider.providers.cpu.kernels.copying import copy_call
 from outrider.providers.cpu.native.build import SOURCE
+from tests.native_library import libraries
 
 STRESS = Path(__file__).with_name("pool_stress.c")
 

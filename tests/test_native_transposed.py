@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_harness import check, plain_node, run_node
-from native_library import libraries
 from onnx import helper
 
 from outrider.providers.cpu.kernels.epilogue import ACTIVATIONS
+from tests.native_library import libraries
 
 RNG = np.random.default_rng(7)
 

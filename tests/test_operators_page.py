@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_harness import plain_node, run_node
-from native_library import libraries
 from onnx import helper
 
 from outrider.providers.cpu.kernels.frame import KERNELS, Kernel
+from tests.native_library import libraries
 
 ROOT = Path(__file__).resolve().parent.parent
 RNG = np.random.default_rng(0)

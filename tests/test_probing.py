@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.providers.cpu.native.build import cache_folder
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions, dumps, errors, verdicts
 from outrider.scheduler.probing import probed
 from outrider.scheduler.provider_file import provider_file
@@ -95,6 +96,9 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    kernels = cache_folder()
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(kernels)
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     return Place(tmp_path)
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from kernel_harness import run_node
-from native_library import libraries, why_not
 from test_chain import chain_node
+
+from tests.native_library import libraries, why_not
 
 pytestmark = [pytest.mark.fast, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

@@ -22,6 +22,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.providers.cpu.native.build import cache_folder
+
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "beside-onnxruntime.md"
 PATIENCE = {"in_process": 10.0, "with_outrider": 300.0}  # seconds; the former is waited for in full where it hangs
@@ -76,7 +78,11 @@ def build(folder: Path, fault: str) -> Path:
 
 def run(program: str, fault: str, library: Path) -> Shown:
     """Run `in_process` or `with_outrider` on a library, in a process of its own."""
-    cache = {"OUTRIDER_CACHE": str(library.parent / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    place = library.parent / "cache"  # without what was learnt of the library before, but for compiled kernels
+    if not place.exists():
+        place.mkdir()
+        (place / "kernels").symlink_to(cache_folder())
+    cache = {"OUTRIDER_CACHE": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryFile(mode="w+") as output:
         process = subprocess.Popen(
             [sys.executable, str(HERE / f"{program}.py"), fault, str(library)],

@@ -17,7 +17,11 @@ from outrider.providers.cpu.fusion.cleaning import clean, fold_constants, fold_d
 from outrider.providers.cpu.fusion.draft import Draft
 from outrider.providers.cpu.fusion.epilogues import fuse_products
 from outrider.providers.cpu.fusion.forward import fuse_forward
-from outrider.providers.cpu.fusion.integers import fuse_integer_products, fuse_quantized_results
+from outrider.providers.cpu.fusion.integers import (
+    fuse_integer_products,
+    fuse_quantized_results,
+    fuse_roundings,
+)
 from outrider.providers.cpu.fusion.normalization import fuse_batch_normalizations, fuse_normalizations
 from outrider.providers.cpu.fusion.products import fuse_lookups, fuse_operands, fuse_tables
 from outrider.providers.cpu.fusion.softmax import fuse_softmaxes
@@ -29,6 +33,7 @@ PASSES: tuple[Pass, ...] = (
     fold_constants,
     Draft.infer,
     fuse_integer_products,
+    fuse_roundings,
     fold_dequantized,
     Draft.infer,
     clean,

@@ -20,6 +20,7 @@ from outrider.providers.cpu.kernels.epilogue import finish_product
 from outrider.providers.cpu.kernels.frame import Bind, channels_last
 from outrider.providers.cpu.kernels.integers import Quantized, Result, along
 from outrider.providers.cpu.kernels.matmul import multiply, product_shape
+from outrider.providers.cpu.kernels.quantizing import imitate
 
 
 # NumPy ---------------------------------------------------------------------------------------------------------------
@@ -34,7 +35,7 @@ def _shifted(b: Bind, q: Quantized, dtype: Any) -> np.ndarray:
     if q.i is not None and q.known(b):
 
         def make(contents: np.ndarray) -> np.ndarray:
-            wide = q.turn(contents).astype(dtype)
+            wide = q.of(contents).astype(dtype)
             if zero is not None:
                 wide -= zero.astype(dtype)
             return wide
@@ -117,6 +118,10 @@ def _finish(b: Bind, total: np.ndarray, y: np.ndarray, r: Result, depth: int, ro
     b.step(_scaled, total, left, right, value)
     if r.shift is not None:
         b.step(np.add, value, along(b.contiguous(b.array(r.shift)), rank, features), value)
+    if r.p_scale is not None and r.p_zero is not None:
+        info = np.iinfo(r.p_zero.dtype)
+        bounds = int(info.min), int(info.max)
+        b.step(imitate, value, r.p_scale.reshape(()), r.p_zero.reshape(()), bounds, value)
     if r.epilogue is not None:
         finish_product(b, value, r.epilogue, features)
     if r.y_scale is not None:

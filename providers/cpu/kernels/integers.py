@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,16 @@ from outrider.providers.cpu.kernels.epilogue import Epilogue
 from outrider.providers.cpu.kernels.frame import Bind
 
 BYTES = {"int8", "uint8"}
+# Positions of the inputs of outrider::IntegerMatMul and IntegerConv after those of `epilogue.py`; P: of the product;
+# SUM_BIAS: int32, added to the sums.
+X_SCALE, X_ZERO, W_SCALE, W_ZERO, Y_SCALE, Y_ZERO, P_SCALE, P_ZERO, SUM_BIAS = range(6, 15)
 
 
 @dataclass(frozen=True)
 class Quantized:
     """Input `i` and its zero point, input `zero_input` (`zero` None: 0), several along `axis` of the operand.
 
-    `turned`: `values` is the input's transpose. Without positions: made in the run.
+    `pick`, called `picked`, makes the operand of the contents of the input. Without positions: made in the run.
     """
 
     i: int | None
@@ -25,11 +29,12 @@ class Quantized:
     zero: np.ndarray | None
     zero_input: int | None
     axis: int | None
-    turned: bool = False
+    pick: Callable[[np.ndarray], np.ndarray] | None = None
+    picked: str = ""
 
-    def turn(self, contents: np.ndarray) -> np.ndarray:
-        """The contents of the input as an operand."""
-        return contents.T if self.turned else contents
+    def of(self, contents: np.ndarray) -> np.ndarray:
+        """The operand in the contents of the input."""
+        return contents if self.pick is None else self.pick(contents)
 
     def broadcast(self) -> np.ndarray | None:
         """The zero point, ready to broadcast over the values."""
@@ -54,8 +59,8 @@ class Quantized:
     def key(self, b: Bind) -> str:
         """What to call things made of this operand, beside its position."""
         if self.zero is None or self.zero_input is None:
-            return ""
-        return f"{b.node.inputs[self.zero_input].name} {self.zero.shape} {self.axis}"
+            return self.picked
+        return f"{self.picked} {b.node.inputs[self.zero_input].name} {self.zero.shape} {self.axis}"
 
 
 def operand(b: Bind, i: int, zero_input: int, axis: int | None) -> Quantized:
@@ -78,8 +83,9 @@ class Result:
     """What becomes of the sums. Arrays are C-contiguous inputs, read in the run.
 
     int32: nothing. Else sums + `bias` (int32, by feature) times x_scale w_scale; plus input `shift` (float32, by
-    feature); then `epilogue`, whose inputs have the positions of `epilogue.py`; float32 unless y_scale and y_zero are
-    given: quantized by them. Scales have one value, w_scale may have one per feature, x_scale and y_scale one per row.
+    feature); rounded to what the type of p_zero holds, where p_scale and p_zero are given; then `epilogue`, whose
+    inputs have the positions of `epilogue.py`; float32 unless y_scale and y_zero are given: quantized by them. Scales
+    have one value, w_scale may have one per feature, x_scale and y_scale one per row.
     """
 
     dtype: Any
@@ -90,6 +96,8 @@ class Result:
     epilogue: Epilogue | None = None
     y_scale: np.ndarray | None = None
     y_zero: np.ndarray | None = None
+    p_scale: np.ndarray | None = None
+    p_zero: np.ndarray | None = None
 
     @property
     def direct(self) -> bool:

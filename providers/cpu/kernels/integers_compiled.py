@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.epilogue import ACTIVATIONS, BIAS, RESIDUAL, SCALE, SHIFT, Epilogue, per_feature
+from outrider.providers.cpu.kernels.epilogue import Epilogue
 from outrider.providers.cpu.kernels.frame import Bind, channels_last
 from outrider.providers.cpu.kernels.integers import Quantized, Result
 from outrider.providers.cpu.kernels.narrow import Narrow, narrow
+from outrider.providers.cpu.kernels.panels import Operands, epilogue_words, operands, padded_features
 from outrider.providers.cpu.kernels.windows import Geometry
 from outrider.providers.cpu.native import Library
 
 _PANEL, _TILE = 16, 6  # NR and MR of integer.h
 _BLOCK_BYTES = 128 << 10  # of widened rows: they and a panel of weights stay in the L2 cache
-_BEHIND = 24  # floats that the epilogue may read behind the last column
 _PLAIN = Epilogue()
 _KINDS = {"int32": 0, "float32": 1, "uint8": 2, "int8": 3}  # enum result of integer.h
 _BYTES = (np.dtype(np.uint8), np.dtype(np.int8))
@@ -43,34 +43,19 @@ def _fits(left: Quantized, right: Quantized, r: Result, features: int) -> bool:
         and all(q.zero is None or q.zero.dtype == q.values.dtype for q in (left, right))
         and (r.y_zero is None or r.y_zero.dtype == r.dtype)
         and all(x is None or x.dtype == np.float32 for x in (r.x_scale, r.w_scale, r.y_scale))
-        and _one(r.x_scale, r.y_scale, r.y_zero)
+        and _one(r.x_scale, r.y_scale, r.y_zero, r.p_scale, r.p_zero)
         and _by_feature(r.w_scale, features)
         and _by_feature(r.bias, features)
     )
 
 
-def _padded(b: Bind, i: int, features: int) -> np.ndarray:
-    """Input i, one number per feature or one for all, with room behind the last."""
-    x = per_feature(b, i, features)
-    if b.is_const(i):
-        ready = np.zeros(features + _BEHIND, np.float32)
-        ready[:features] = x
-        return ready
-    place = b.scratch((features + _BEHIND,), np.float32)
-    b.step(np.copyto, place[:features], x)
-    return place
-
-
 def _output(
-    b: Bind, library: Library, r: Result, y: np.ndarray, features: int, residual: np.ndarray | None
+    b: Bind, library: Library, r: Result, y: np.ndarray, features: int, order: tuple[int, ...] | None
 ) -> list[Any]:
-    """The words of `struct output`: y [rows, features], dense."""
-    e = r.epilogue or _PLAIN
-
-    def numbers(i: int) -> np.ndarray | None:
-        return _padded(b, i, features) if r.epilogue is not None and b.has(i) else None
-
-    bias = numbers(BIAS) if r.shift is None else _padded(b, r.shift, features)
+    """The words of `struct output`: y [rows, features], dense in this memory order."""
+    given = Operands() if r.epilogue is None else operands(b, r.epilogue, features)
+    if r.shift is not None:
+        given = Operands(bias=padded_features(b, r.shift, features))
     ready = None
     if r.x_scale is not None:
         width = -(-features // _PANEL) * _PANEL + _PANEL
@@ -78,20 +63,12 @@ def _output(
     return [
         y, features, 1, _KINDS[y.dtype.name], r.direct, r.x_scale, r.w_scale,
         r.w_scale is not None and r.w_scale.size > 1, r.bias, r.bias is not None and r.bias.size > 1,
-        r.y_scale, r.y_zero, ready, features,
-        bias, numbers(SCALE), numbers(SHIFT), residual, features, 1,
-        e.residual == "after", list(ACTIVATIONS).index(e.activation), e.alpha, e.beta, e.factor,
+        r.y_scale, r.y_zero, r.p_scale, r.p_zero, r.p_zero is not None and _signed(r.p_zero), ready, features,
+        *epilogue_words(b, r.epilogue or _PLAIN, given, y, features, 1, order),
     ]  # fmt: skip
 
 
-def _residual(b: Bind, r: Result, y: np.ndarray, order: tuple[int, ...] | None) -> np.ndarray | None:
-    """The residual in y's shape and memory order. Raises ValueError where it does not broadcast to y."""
-    if r.epilogue is None or not r.epilogue.residual or not b.has(RESIDUAL):
-        return None
-    return b.contiguous(np.broadcast_to(b.array(RESIDUAL), y.shape), order)
-
-
-def _packed(
+def packed_weights(
     b: Bind, library: Library, q: Quantized, values: np.ndarray, lay: Callable[[np.ndarray], np.ndarray], by_batch: bool
 ) -> list[Any]:
     """The words of `struct weights`; packed once if the weights are constant, and narrow where that pays.
@@ -114,7 +91,7 @@ def _packed(
     if q.i is not None and q.known(b):
 
         def make(contents: np.ndarray) -> Narrow | np.ndarray:
-            w = lay(q.turn(contents))
+            w = lay(q.of(contents))
             zero = np.zeros(1, np.int32) if q.zero is None else q.zero
             shape = (batches, columns) if by_batch or not zero_step else (1, columns)
             points = np.broadcast_to(zero.reshape(shape) if zero_step else zero.reshape(1, 1), (batches, columns))
@@ -136,11 +113,11 @@ def _wide(panels: np.ndarray) -> list[Any]:
     return [panels, 0, 0, None, None, None, None, None]
 
 
-def _block(b: Bind, library: Library, weights: list[Any], rows: int, depth: int) -> np.ndarray:
-    """Room for as many ready rows of each thread."""
+def ready_rows(b: Bind, weights: list[Any], rows: int, depth: int) -> np.ndarray:
+    """Room for so many ready rows."""
     if weights[1]:
-        return b.scratch((library.threads, rows, -(-depth // 4) * 4), np.uint8)
-    return b.scratch((library.threads, rows, -(-depth // 2) * 2), np.int16)
+        return b.scratch((rows, -(-depth // 4) * 4), np.uint8)
+    return b.scratch((rows, -(-depth // 2) * 2), np.int16)
 
 
 def _rows_at_once(rows: int, depth: int) -> int:
@@ -177,13 +154,12 @@ def product(b: Bind, library: Library, left: Quantized, right: Quantized, r: Res
     if w.ndim == 2 and not by_row:
         rows, batches = rows * batches, 1
     x = b.contiguous(x)
-    residual = _residual(b, r, y, None)
     values = w if w.ndim == 2 or right.known(b) else b.contiguous(w)  # then a reshape gives a view
 
     def lay(w: np.ndarray) -> np.ndarray:
         return w.reshape(-1, depth, features) if w.ndim > 2 else w[None]
 
-    weights = _packed(b, library, right, values, lay, False)
+    weights = packed_weights(b, library, right, values, lay, False)
     panels = -(-features // _PANEL)
     row_parts, panel_parts = _parts(library, batches * rows, panels, batches * rows * depth * features / 50)
     at_once = _rows_at_once(rows, depth)
@@ -192,8 +168,8 @@ def product(b: Bind, library: Library, left: Quantized, right: Quantized, r: Res
         "or_integer_gemm", row_parts * panel_parts,
         x, left.zero, _signed(x), by_row, depth,
         *weights, panels if w.ndim > 2 else 0, batches, rows, depth,
-        row_parts, panel_parts, at_once, None if ready else _block(b, library, weights, at_once, depth),
-        *_output(b, library, r, y, features, residual),
+        row_parts, panel_parts, at_once, None if ready else ready_rows(b, weights, library.threads * at_once, depth),
+        *_output(b, library, r, y, features, None),
     )  # fmt: skip
     b.step(call)
     return True
@@ -248,20 +224,19 @@ def convolution(
     depthwise = group > 1 and w.shape[1] == 1 and per_group == 1
     taps = _depthwise_weights(b, right, features) if depthwise else None
     x = b.contiguous(x, order)
-    residual = _residual(b, r, y, order)
     place = y
     if not y.transpose(order).flags.c_contiguous:
         place = b.scratch(y.shape, y.dtype, order)
     pixels = x.shape[0] * math.prod(g.out)
     tasks = library.tasks(-(-pixels // _TILE), pixels * depth * features / (10 if depthwise else 50), 4)
     window = _window(x, left.zero, g)
-    output = _output(b, library, r, place, features, residual)
+    output = _output(b, library, r, place, features, order)
     if taps is not None:
         b.step(library.call("or_integer_depthwise", tasks, *window, taps, tasks, *output))
     else:
         weights = _conv_weights(b, library, right, group)
         at_once = _rows_at_once(pixels, depth)
-        block = _block(b, library, weights, at_once, depth)
+        block = ready_rows(b, weights, library.threads * at_once, depth)
         b.step(library.call("or_integer_conv", tasks, *window, *weights, group, tasks, at_once, block, *output))
     if place is not y:
         b.copy(y, place)
@@ -277,4 +252,4 @@ def _conv_weights(b: Bind, library: Library, right: Quantized, group: int) -> li
         return rows.swapaxes(1, 2)
 
     values = right.values if right.known(b) else b.contiguous(right.values, order)  # then `lay` gives a view
-    return _packed(b, library, right, values, lay, True)
+    return packed_weights(b, library, right, values, lay, True)

@@ -1,8 +1,8 @@
 """Operators of com.microsoft that take and give 8-bit integers with a scale and a zero point: `QLinear...`.
 
 A function of one tensor is a table of 256 results, one per integer. The others compute in float32 and round half to
-even. onnxruntime orders its float32 arithmetic otherwise in places: where a result lies half way between two integers
-they may differ by one.
+even. onnxruntime, and the compiled kernels, order their float32 arithmetic otherwise in places: where a result lies
+half way between two integers it may be one off.
 """
 
 from __future__ import annotations
@@ -154,16 +154,57 @@ def _binary(b: Bind, work: Callable[..., None]) -> None:
     order = order_of(x) if x.shape == shape else order_of(other) if other.shape == shape else None
     y = b.out(0, shape, x.dtype, order)
     scales = [_scale(b, 1), _scale(b, 4), _scale(b, 6)]
-    b.step(work, x, other, scales, b.scratch(shape, np.float32, order), y)
+    if not _compiled_binary(b, x, other, scales, y, work is _multiply):
+        b.step(work, x, other, scales, b.scratch(shape, np.float32, order), y)
 
 
-@kernel("QLinearAdd", domain="com.microsoft", dtypes={0: _BYTES, 3: _BYTES})
+def _compiled_binary(
+    b: Bind, x: np.ndarray, other: np.ndarray, scales: list[Scale], y: np.ndarray, multiply: bool
+) -> bool:
+    """Record the compiled kernel where it takes the operands: one has the shape of y, the other repeats in rows."""
+    library = b.compiled("quantized")
+    if library is None or not y.size or not _alike(scales, y.dtype):
+        return False
+    if x.shape != y.shape:
+        x, other, scales = other, x, [scales[1], scales[0], scales[2]]
+    if x.shape != y.shape or x.dtype != y.dtype or other.dtype != y.dtype:
+        return False
+    order = order_of(y)
+    x = b.contiguous(x, order)
+    if other.shape == y.shape:
+        other, rows, n, row, step = b.contiguous(other, order), 1, y.size, 0, 1
+    elif other.size == 1:
+        rows, n, row, step = 1, y.size, 0, 0
+    else:
+        inner = other.ndim == 1 or math.prod(other.shape[:-1]) == 1
+        if order is not None or not inner or other.shape[-1] != y.shape[-1]:
+            return False
+        other, rows, n, row, step = b.contiguous(other), y.size // y.shape[-1], y.shape[-1], 0, 1
+    tasks = library.tasks(rows if rows > 1 else -(-n // 64), y.size * 0.5)
+    pointers = [*(s.scale for s in scales), *(s.zero for s in scales)]
+    signed = y.dtype == np.int8
+    b.step(
+        library.call("or_qlinear_binary", tasks, x, other, y, *pointers, signed, multiply, rows, n, row, step, tasks)
+    )
+    return True
+
+
+def _alike(scales: Sequence[Scale], *dtypes: Any) -> bool:
+    """float32 scales, and zero points of these types."""
+    kinds = dtypes * len(scales) if len(dtypes) == 1 else dtypes
+    return all(
+        s.scale.dtype == np.float32 and (s.zero is None or s.zero.dtype == kind)
+        for s, kind in zip(scales, kinds, strict=True)
+    )
+
+
+@kernel("QLinearAdd", domain="com.microsoft", dtypes={0: _BYTES, 3: _BYTES}, compiled="quantized")
 def qlinear_add(b: Bind, p: None) -> None:
     """com.microsoft QLinearAdd-1, with broadcasting."""
     _binary(b, _add)
 
 
-@kernel("QLinearMul", domain="com.microsoft", dtypes={0: _BYTES, 3: _BYTES})
+@kernel("QLinearMul", domain="com.microsoft", dtypes={0: _BYTES, 3: _BYTES}, compiled="quantized")
 def qlinear_mul(b: Bind, p: None) -> None:
     """com.microsoft QLinearMul-1, with broadcasting."""
     _binary(b, _multiply)
@@ -332,7 +373,7 @@ def _softmax(x: np.ndarray, axis: int, given: Scale, made: Scale, work: np.ndarr
     _quantize(work, np.float32(1), zero, y)
 
 
-@kernel("QLinearSoftmax", domain="com.microsoft", dtypes={0: _BYTES}, parse=_parse_softmax)
+@kernel("QLinearSoftmax", domain="com.microsoft", dtypes={0: _BYTES}, parse=_parse_softmax, compiled="quantized")
 def qlinear_softmax(b: Bind, p: Softmax) -> None:
     """com.microsoft QLinearSoftmax-1."""
     x = b.contiguous(b.array(0))  # the order of the sum must not follow the strides
@@ -344,4 +385,12 @@ def qlinear_softmax(b: Bind, p: Softmax) -> None:
     if p.flat:
         flat = (math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
         x, place, axis = b.reshaped(x, flat), y.reshape(flat), 1
-    b.step(_softmax, x, axis, _scale(b, 1), _scale(b, 3), b.scratch(x.shape, np.float32), place)
+    given, made, library = _scale(b, 1), _scale(b, 3), b.compiled("quantized")
+    if library is not None and axis == x.ndim - 1 and _alike((given, made), x.dtype, y.dtype):
+        n = x.shape[-1]
+        tasks = library.tasks(x.size // n, x.size * 2.0)
+        kinds = x.dtype == np.int8, y.dtype == np.int8
+        pointers = given.scale, made.scale, made.zero
+        b.step(library.call("or_qlinear_softmax", tasks, x, place, *pointers, *kinds, x.size // n, n, tasks))
+        return
+    b.step(_softmax, x, axis, given, made, b.scratch(x.shape, np.float32), place)

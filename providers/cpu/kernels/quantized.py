@@ -12,7 +12,21 @@ from outrider.providers.cpu.kernels.convolution import Convolution, parse_convol
 from outrider.providers.cpu.kernels.epilogue import Epilogue, parse_epilogue
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.integer_products import convolution, product
-from outrider.providers.cpu.kernels.integers import BYTES, Quantized, Result, operand
+from outrider.providers.cpu.kernels.integers import (
+    BYTES,
+    P_SCALE,
+    P_ZERO,
+    SUM_BIAS,
+    W_SCALE,
+    W_ZERO,
+    X_SCALE,
+    X_ZERO,
+    Y_SCALE,
+    Y_ZERO,
+    Quantized,
+    Result,
+    operand,
+)
 from outrider.providers.cpu.kernels.quantizing import dynamically_quantized
 from outrider.providers.wire.graph import Node
 
@@ -106,9 +120,9 @@ def qgemm(b: Bind, p: Product) -> None:
     if left.values.ndim != 2 or right.values.ndim != 2:
         raise ValueError(f"QGemm takes matrices, these are {list(left.values.shape)} and {list(right.values.shape)}")
     if p.left:
-        left = replace(left, values=left.values.T, turned=True)
+        left = replace(left, values=left.values.T, pick=np.transpose)
     if p.right:
-        right = replace(right, values=right.values.T, turned=True)
+        right = replace(right, values=right.values.T, pick=np.transpose)
     scale = _one_scale(b, 1)
     if p.alpha != 1:
         scaled = b.scratch((), np.float32)
@@ -145,21 +159,28 @@ def qlinear_conv(b: Bind, p: Convolution) -> None:
 
 
 # Fused operators -----------------------------------------------------------------------------------------------------
-X_SCALE, X_ZERO, W_SCALE, W_ZERO, Y_SCALE, Y_ZERO = range(6, 12)  # after the inputs of epilogue.py
-
-
 def _fused_result(b: Bind, p: Epilogue) -> Result:
     zero = _given(b, Y_ZERO)
     dtype = np.dtype(np.float32) if zero is None else zero.dtype
-    scales = _one_scale(b, X_SCALE), _given(b, W_SCALE)
-    return Result(dtype, *scales, epilogue=p, y_scale=_given(b, Y_SCALE), y_zero=zero)
+    return Result(
+        dtype,
+        _one_scale(b, X_SCALE),
+        _given(b, W_SCALE),
+        _given(b, SUM_BIAS),
+        epilogue=p,
+        y_scale=_given(b, Y_SCALE),
+        y_zero=zero,
+        p_scale=_given(b, P_SCALE),
+        p_zero=_given(b, P_ZERO),
+    )
 
 
 @kernel("IntegerMatMul", domain="outrider", dtypes={0: BYTES, 1: BYTES}, parse=parse_epilogue, compiled="quantized")
 def integer_matmul(b: Bind, p: Epilogue) -> None:
-    """outrider::IntegerMatMul: x, w and the inputs of `epilogue.py`, then scale and zero point of x, w and y.
+    """outrider::IntegerMatMul: x, w and the inputs of `epilogue.py`, then scale and zero point of x, w, y and product.
 
-    The product in float32 with the epilogue, or that quantized, where y has a scale and a zero point.
+    The product in float32, quantized and dequantized where it has a scale; with the epilogue; quantized where y has a
+    scale.
     """
     product(b, operand(b, 0, X_ZERO, -2), operand(b, 1, W_ZERO, -1), _fused_result(b, p))
 

@@ -8,16 +8,21 @@ its own end; one step after its end its state counts as 0, as in onnxruntime.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
 from outrider.providers.cpu.kernels.gates import Activation, parse_activations
-from outrider.providers.cpu.kernels.quantizing import quantize_range
+from outrider.providers.cpu.kernels.integer_products import product
+from outrider.providers.cpu.kernels.integers import BYTES, Quantized, Result
+from outrider.providers.cpu.kernels.integers_compiled import packed_weights, ready_rows
+from outrider.providers.cpu.kernels.quantizing import dynamically_quantized, quantize_range
+from outrider.providers.cpu.native import Library
 from outrider.providers.wire.graph import Node
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-_BYTES = {"int8", "uint8"}
+_DEFAULT = ["Sigmoid", "Tanh", "Tanh"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Recurrence:
     functions: tuple[tuple[Activation, ...], ...]
     clip: float | None
     coupled: bool
+    plain: bool  # the default functions
 
 
 def _parse(node: Node) -> Recurrence:
@@ -36,9 +42,11 @@ def _parse(node: Node) -> Recurrence:
     if direction not in _DIRECTIONS:
         raise Unsupported(f"direction {direction!r}, ONNX has {', '.join(_DIRECTIONS)}")
     backwards = _DIRECTIONS[direction]
-    functions = parse_activations(node, ("Sigmoid", "Tanh", "Tanh"), len(backwards))
+    functions = parse_activations(node, _DEFAULT, len(backwards))
     clip = float(get("clip", 0.0))
-    return Recurrence(backwards, functions, clip or None, bool(get("input_forget", 0)))
+    names = [str(name).lower() for name in get("activations") or _DEFAULT * len(backwards)]
+    plain = names == [name.lower() for name in _DEFAULT] * len(backwards)
+    return Recurrence(backwards, functions, clip or None, bool(get("input_forget", 0)), plain)
 
 
 @dataclass(frozen=True)
@@ -153,12 +161,72 @@ def _weights(b: Bind, i: int, scale: int, depth: int, width: int) -> list[Weight
     return [Weights(values[d], b.array(scale)[d, ...], b.array(scale + 1)[d, ...]) for d in range(values.shape[0])]
 
 
+def _compiled(
+    b: Bind,
+    library: Library,
+    p: Recurrence,
+    x: np.ndarray,
+    y: np.ndarray | None,
+    finals: list[np.ndarray | None],
+) -> None:
+    """Record the compiled kernels: the inputs of all steps at once, then the steps of both directions."""
+    steps, batch, size = x.shape
+    width, directions = b.array(2).shape[1], len(p.backwards)
+    flat = b.reshaped(x, (steps * batch, size))
+    values, scale, zero = b.scratch(flat.shape, np.uint8), b.scratch((), np.float32), b.scratch((), np.uint8)
+    dynamically_quantized(b, flat, values, scale, zero)
+    words: list[Any] = []
+    states = [b.scratch((directions, batch, width), np.float32) for _ in range(2)]
+    for state, i in zip(states, (5, 6), strict=True):
+        if b.has(i):
+            b.copy(state, b.array(i))
+        else:
+            b.step(state.fill, 0)
+    for d, backward in enumerate(p.backwards):
+        products = b.scratch((steps * batch, 4 * width), np.float32)
+        result = Result(np.dtype(np.float32), scale, b.contiguous(b.array(8)[d, ...]))
+        product(b, Quantized(None, values, zero, None, None), _direction(b, 1, 9, d), result, products)
+        r = _direction(b, 2, 11, d)
+        weights = packed_weights(b, library, r, r.values, lambda w: w[None], False)
+        r_scale = b.contiguous(b.array(10)[d, ...])
+        row = ready_rows(b, weights, batch, width)
+        place = None if y is None else y[:, d]
+        words += [
+            products, b.contiguous(b.array(3)[d]) if b.has(3) else None, *weights, r_scale, r_scale.size > 1,
+            states[0][d], states[1][d], place, directions * batch * width, backward, row,
+        ]  # fmt: skip
+    if directions == 1:
+        words += [None] * len(words)
+    gates = b.scratch((directions, batch, -(-4 * width // 16) * 16), np.float32)
+    b.step(library.call("or_integer_lstm", directions, *words, steps, batch, width, gates))
+    for final, state in zip(finals, states, strict=True):
+        if final is not None:
+            b.copy(final, state)
+
+
+def _direction(b: Bind, i: int, zero: int, d: int) -> Quantized:
+    """Input i of one direction."""
+
+    def pick(contents: np.ndarray) -> np.ndarray:
+        part: np.ndarray = contents[d]
+        return part
+
+    points = b.contiguous(b.array(zero)[d, ...])
+    return Quantized(i, b.array(i)[d], points, zero, -1, pick, f"direction {d}")
+
+
 def _ready(b: Bind, i: int, direction: int, weights: Weights) -> np.ndarray:
     ready: np.ndarray = b.packed(f"shifted {direction}", i, lambda _: weights.shifted())
     return ready
 
 
-@kernel("DynamicQuantizeLSTM", domain="com.microsoft", dtypes={0: {"float32"}, 1: _BYTES, 2: _BYTES}, parse=_parse)
+@kernel(
+    "DynamicQuantizeLSTM",
+    domain="com.microsoft",
+    dtypes={0: {"float32"}, 1: BYTES, 2: BYTES},
+    parse=_parse,
+    compiled="quantized",
+)
 def dynamic_quantize_lstm(b: Bind, p: Recurrence) -> None:
     """com.microsoft DynamicQuantizeLSTM-1: inputs and outputs of LSTM, then scale and zero point of W and of R.
 
@@ -176,6 +244,11 @@ def dynamic_quantize_lstm(b: Bind, p: Recurrence) -> None:
     products = b.scratch((steps, batch, 4 * hidden), np.float32)
     gates = b.scratch((batch, 4 * hidden), np.float32)
     known = all(b.is_const(i) for i in (1, 2, 9, 11))
+    library = b.compiled("quantized")
+    plain = p.plain and p.clip is None and not p.coupled and not b.has(4) and not b.has(7)
+    if library is not None and known and plain and x.size and hidden:
+        _compiled(b, library, p, x, y, finals)
+        return
 
     def part(i: int, d: int) -> np.ndarray | None:
         return b.array(i)[d] if b.has(i) else None

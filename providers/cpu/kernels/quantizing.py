@@ -217,7 +217,8 @@ def dequantize_linear(b: Bind, p: Quantization) -> None:
         b.step(convert, y, work)
 
 
-def _imitate(x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, bounds: tuple[int, int], y: np.ndarray) -> None:
+def imitate(x: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, bounds: tuple[int, int], y: np.ndarray) -> None:
+    """Step: y = x (float32) quantized to integers within the bounds, and dequantized."""
     np.divide(x, scale, y)
     np.rint(y, y)
     if zero is not None:
@@ -239,7 +240,7 @@ def imitate_quantization(b: Bind, p: Quantization) -> None:
     x = b.array(0)
     scale = _fitted(b, 1, x, p, np.dtype(np.float32))
     zero = _fitted(b, 2, x, p, np.dtype(np.float32)) if b.has(2) else None
-    b.step(_imitate, x, scale, zero, INTEGER_RANGE[p.dtype], b.reuse(0, 0))
+    b.step(imitate, x, scale, zero, INTEGER_RANGE[p.dtype], b.reuse(0, 0))
 
 
 def quantize_range(x: np.ndarray) -> tuple[np.float32, np.float32]:

@@ -26,7 +26,8 @@ enum result { SUMS, FLOATS, BYTES, SIGNED_BYTES };
 
 /* What becomes of the sums of a row and column. 28 words.
  *
- * SUMS: int32. FLOATS: sum * (x_scale * w_scale), then the epilogue. BYTES, SIGNED_BYTES: uint8 and int8,
+ * SUMS: int32. FLOATS: sum * (x_scale * w_scale), rounded to what a byte holds at p_scale if that is given, then the
+ * epilogue. BYTES, SIGNED_BYTES: uint8 and int8,
  * saturate(round(value / y_scale) + y_zero) of that value; `direct`: of (sum + bias) instead, at the scale
  * x_scale * w_scale / y_scale in one multiplication, without the epilogue. Scales and zero points are read in the run.
  */
@@ -40,6 +41,9 @@ struct output {
     int64_t bias_step;
     const float *y_scale;
     const void *y_zero; /* has the type of y */
+    const float *p_scale;
+    const uint8_t *p_zero;
+    int64_t p_signed;
     float *ready;       /* [threads, columns rounded up to NR, + NR]: scales by column */
     int64_t columns;
     struct epilogue e;

@@ -203,6 +203,17 @@ INLINE u8x8 bytes8(v8 x, v8 zero, v8 low, v8 high)
     return low_bytes8(__builtin_convertvector(min8(high, max8(low, round8(x) + zero)), i8v));
 }
 
+/* A tile of floats becomes what 8-bit integers hold of it. */
+static void round_tile(const struct output *o, float *tile, int64_t rows)
+{
+    v8 zero = all8((float)zero_of(o->p_zero, o->p_signed)), scale = all8(*o->p_scale);
+    v8 low = all8(o->p_signed ? -128 : 0), high = all8(o->p_signed ? 127 : 255);
+    for (int64_t i = 0; i < rows * NR; i += 8) {
+        v8 whole = min8(high, max8(low, round8(load8(tile + i) / scale) + zero));
+        store8(tile + i, (whole - zero) * scale);
+    }
+}
+
 /* A row of NR bytes to y at `row`, `column`, of which `columns` are there. */
 INLINE void store_bytes(const struct output *o, const uint8_t *bytes, int64_t columns, int64_t row, int64_t column)
 {
@@ -265,6 +276,8 @@ void finish_sums(const struct output *o, const int32_t *sums, int64_t rows, int6
             store8(tile + NR * r + c, __builtin_convertvector(whole + bias, v8) * load8(scales + c));
         }
     }
+    if (o->p_scale)
+        round_tile(o, tile, rows);
     struct place to = {(float *)o->y + row * o->row + column * o->column, o->row, o->column};
     if (o->result == FLOATS) {
         finish_tile(&o->e, tile, NR, rows, columns, row, column, to);
