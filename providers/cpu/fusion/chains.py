@@ -128,12 +128,8 @@ class _Program:
             for other in operands[1:]:
                 result = self.line(_FOLDS[kind], result, other)
             return result
-        if kind == "Pow" and self._draft.scalar(op.inputs[1]) in (2.0, 0.5):
-            return (
-                self.line("Sqrt", operands[0])
-                if self._draft.scalar(op.inputs[1]) == 0.5
-                else self.line("Mul", operands[0], operands[0])
-            )
+        if kind == "Pow" and self._draft.scalar(op.inputs[1]) == 2.0:
+            return self.line("Mul", operands[0], operands[0])
         if kind == "Clip":
             low, high = ([*op.inputs[1:], ABSENT, ABSENT])[:2]
             given = [

@@ -121,7 +121,8 @@ def mod(b: Bind, p: bool) -> None:
     b.step(np.fmod if p else np.remainder, x, y, _target(b, _shape(b), x.dtype))
 
 
-def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+def power_of(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    """`x` to the power of `y` into `out`, of the dtype of `x`; a common exponent of 2, 1 or 1/2 is exact."""
     if y.size == 1 and x.dtype.kind != "u":
         # Read in the run, so that it does not depend on what is known when the node is bound. Exact, as pow() is here.
         exponent = y.item()
@@ -132,8 +133,9 @@ def _power(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
             np.copyto(out, x)
             return
         if exponent == 0.5 and x.dtype.kind == "f":  # numpy's pow() takes the plain root, which differs below 0
+            lowest = np.isneginf(x)  # `out` may be `x`
             np.sqrt(x + x.dtype.type(0), out)
-            np.copyto(out, np.inf, "same_kind", np.isneginf(x))
+            np.copyto(out, np.inf, "same_kind", lowest)
             return
     if x.dtype == y.dtype and x.dtype.kind not in "iu":
         np.power(x, y, out)
@@ -152,7 +154,7 @@ def power(b: Bind, p: None) -> None:
     x, y = b.array(0), b.array(1)
     shape = _shape(b)
     if not in_one_pass(b, "Pow", x, y):
-        b.step(_power, x, y, b.out(0, shape, x.dtype))
+        b.step(power_of, x, y, b.out(0, shape, x.dtype))
 
 
 def _parse_shift(node: Node) -> bool:

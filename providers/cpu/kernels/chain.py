@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.cpu.kernels import activations
+from outrider.providers.cpu.kernels.binary import power_of
 from outrider.providers.cpu.kernels.blockwise import INSTRUCTIONS, Program, blockwise, takes
 from outrider.providers.cpu.kernels.elementwise import erf_steps
 from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel, order_of
@@ -111,13 +112,6 @@ def _rsqrt(x: np.ndarray, y: np.ndarray) -> None:
     np.divide(np.float32(1), y, y)
 
 
-def _power(x: np.ndarray, exponent: np.ndarray, y: np.ndarray) -> None:
-    if exponent.size == 1 and exponent.item() == 2:
-        np.multiply(x, x, y)
-    else:
-        np.power(x, exponent, y)
-
-
 def _where(condition: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out, np.where(condition != 0, x, y))
 
@@ -151,7 +145,7 @@ def _softplus(b: Bind, x: np.ndarray, y: np.ndarray) -> None:
 
 _RECORDERS: dict[str, Recorder] = {
     "Add": _step(np.add), "Sub": _step(np.subtract), "Mul": _step(np.multiply), "Div": _step(np.divide),
-    "Pow": _step(_power), "Min": _step(minimum), "Max": _step(maximum), "Neg": _step(np.negative),
+    "Pow": _step(power_of), "Min": _step(minimum), "Max": _step(maximum), "Neg": _step(np.negative),
     "Abs": _step(np.absolute), "Sqrt": _step(np.sqrt), "Rsqrt": _step(_rsqrt), "Exp": _step(np.exp),
     "Log": _step(np.log), "Tanh": _step(np.tanh), "Erf": erf_steps, "Sigmoid": activations.sigmoid_steps,
     "Relu": _step(_relu), "LeakyRelu": _step(_leaky_relu), "HardSigmoid": _step(_hard_sigmoid),
