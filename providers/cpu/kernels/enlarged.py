@@ -17,9 +17,7 @@ from outrider.providers.cpu.kernels.frame import Bind
 from outrider.providers.cpu.kernels.precision import finish, target
 
 
-def with_larger_residual(
-    b: Bind, bind: Callable[[Bind, Any], None], p: Any, shape: Sequence[int], axis: int
-) -> bool:
+def with_larger_residual(b: Bind, bind: Callable[[Bind, Any], None], p: Any, shape: Sequence[int], axis: int) -> bool:
     """Bind the node here if its residual has more elements than the product of `shape`. False where it has not.
 
     `bind` is the kernel, whose `p.epilogue` is what follows the product; `axis`: that of the features. Raises
