@@ -125,6 +125,12 @@ def test_a_library_for_another_cpu_is_not_loaded(folder: Path, monkeypatch: pyte
         load()
 
 
+def test_a_compiler_that_fails_without_a_word_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(NativeError, match="does not compile the kernels: it ends with status 1 and says nothing"):
+        load()
+
+
 def test_a_cache_that_cannot_be_written_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "file").touch()
     monkeypatch.setenv("OUTRIDER_CACHE", str(folder / "file"))

@@ -94,6 +94,8 @@ def compile_to(path: Path, compiler: Sequence[str], flags: Sequence[str], folder
             list(threads.map(_run, commands))
         library = os.path.join(scratch, path.name)
         _run([*compiler, *FLAGS, *flags, "-shared", "-o", library, *objects, *LIBRARIES])
+        with open(library, "rb") as handle:
+            os.fsync(handle.fileno())  # a library that a power cut left in part would end every worker
         os.replace(library, path)
 
 
@@ -108,7 +110,8 @@ def _run(command: Sequence[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as reason:
         raise BuildError(f"{command[0]} does not compile the kernels: {reason}") from None
     if done.returncode:
-        raise BuildError(f"{command[0]} does not compile the kernels: {done.stderr[-2000:]}")
+        why = done.stderr[-2000:].strip() or f"it ends with status {done.returncode} and says nothing"
+        raise BuildError(f"{command[0]} does not compile the kernels: {why}")
 
 
 def cached() -> tuple[Path, bool]:
