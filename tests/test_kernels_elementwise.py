@@ -41,6 +41,12 @@ def test_activation(op: str, attributes: dict[str, object]) -> None:
         check(op, [x], rtol=3e-6, atol=1e-6, **attributes)
 
 
+@pytest.mark.parametrize("op", ["Selu", "Gelu", "Sigmoid"])
+def test_nothing_in_half_precision(op: str) -> None:
+    nothing = np.zeros((0, 2), np.float16)
+    check(op, [nothing], oracle=[nothing])
+
+
 @pytest.mark.parametrize("op", ["Sigmoid", "Relu", "Elu", "Softplus", "HardSwish", "Tanh", "LeakyRelu"])
 def test_nan_stays_nan(op: str) -> None:
     check(op, [np.array([np.nan, 1], np.float32)], oracle=[np.array([np.nan, _one(op)], np.float32)], rtol=1e-6)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_harness import check
+from kernel_harness import check, plain_node, run_node
+from native_library import libraries
+from onnx import helper
 
 pytestmark = pytest.mark.fast
 RNG = np.random.default_rng(9)
@@ -75,6 +77,19 @@ def test_instance_group_and_rms_normalization() -> None:
         x = floats(3, 4, 6)
         scale = floats(*x.shape[axis:])
         check("RMSNormalization", [x, scale], opset=23, axis=axis, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("elements", [1, 3, 12])
+@pytest.mark.parametrize("op", ["InstanceNormalization", "GroupNormalization"])
+def test_as_many_scales_as_channels(op: str, elements: int) -> None:
+    attributes = {"num_groups": 2} if op == "GroupNormalization" else {}
+    proto = helper.make_node(op, ["x", "s", "b"], ["y"], **attributes)
+    x, good, wrong = np.ones((2, 6, 4), np.float32), np.ones(6, np.float32), np.ones(elements, np.float32)
+    for library in (None, *(libraries() or ())):
+        for scale, bias in ((wrong, good), (good, wrong)):
+            node = plain_node(proto, 21, [x, scale, bias], ["float32"])
+            with pytest.raises(ValueError, match="there must be 6 elements"):
+                run_node(node, [x, scale, bias], None, library)
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7])

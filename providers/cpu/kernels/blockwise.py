@@ -196,6 +196,8 @@ def blockwise(
 
 def into(b: Bind, library: Library, program: Program, inputs: Sequence[np.ndarray], y: np.ndarray) -> None:
     """Record program(inputs) -> y, whose memory is dense and may be that of an input of its dtype that lies like it."""
+    if not y.size:
+        return
     order = order_of(y)
     program = _combined(program, len(inputs))
     aligned = [b.contiguous(x, order) if x.shape == y.shape else x for x in inputs]

@@ -282,6 +282,14 @@ def _per_channel(b: Bind, x: np.ndarray, i: int) -> np.ndarray:
     return b.reshaped(values, values.shape + (1,) * (x.ndim - 2))
 
 
+def _check_per_channel(b: Bind, count: int) -> None:
+    """Scale and bias have `count` elements each, else ValueError: the compiled kernel reads as many."""
+    for i in (1, 2):
+        shape = b.array(i).shape
+        if math.prod(shape) != count:
+            raise ValueError(f"input {i} has the shape {list(shape)}, there must be {count} elements")
+
+
 def _groups_in_one_pass(
     b: Bind, x: np.ndarray, y: np.ndarray, channels: int, groups: int, per_group: bool, epsilon: float
 ) -> bool:
@@ -307,6 +315,7 @@ def _groups_in_one_pass(
 def instance_normalization(b: Bind, epsilon: float) -> None:
     """ONNX InstanceNormalization-22."""
     x = b.array(0)
+    _check_per_channel(b, x.shape[1])
     y = b.out(0, x.shape, x.dtype)
     total = target(b, y)
     rows, n = x.shape[0] * x.shape[1], math.prod(x.shape[2:])
@@ -342,6 +351,7 @@ def group_normalization(b: Bind, p: Groups) -> None:
     x = b.array(0)
     if x.shape[1] % p.count:
         raise ValueError(f"{x.shape[1]} channels do not divide into {p.count} groups")
+    _check_per_channel(b, p.count if p.per_group else x.shape[1])
     y = b.out(0, x.shape, x.dtype)
     total = target(b, y)
     rows, n = x.shape[0] * p.count, math.prod(x.shape[1:]) // p.count
