@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_harness import check
+from kernel_harness import check, plain_node, run_node
+from native_library import libraries
+from onnx import helper
 
 pytestmark = pytest.mark.fast
 CONTRIBUTED = "com.microsoft"
@@ -92,3 +94,14 @@ def test_an_embedding_that_is_not_there() -> None:
     ]  # fmt: skip
     with pytest.raises(ValueError, match="from 7 to 7, the table has 5"):
         check("EmbedLayerNormalization", inputs, domain=CONTRIBUTED, outputs=2, oracle=[floats(1, 1, 8), np.zeros(1)])
+
+
+@pytest.mark.parametrize("i", [2, 3, 4])
+@pytest.mark.parametrize("elements", [1, 4])
+def test_skip_layer_normalization_with_too_few_numbers(i: int, elements: int) -> None:
+    given = [np.ones((2, 3, 8), np.float32), np.ones((2, 3, 8), np.float32), *(np.ones(8, np.float32),) * 3]
+    given[i] = np.ones(elements, np.float32)
+    proto = helper.make_node("SkipLayerNormalization", list("xzgbs"), ["y"], domain=CONTRIBUTED)
+    for library in (None, *(libraries() or ())):
+        with pytest.raises(ValueError, match="does not fit rows of 8"):
+            run_node(plain_node(proto, 1, given, ["float32"]), given, None, library)

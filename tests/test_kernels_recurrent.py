@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
-from kernel_harness import check, ort_results
+from kernel_harness import check, ort_results, plain_node, run_node
+from native_library import libraries
 from onnx import helper
 
 pytestmark = pytest.mark.fast
@@ -126,3 +128,13 @@ def test_halves_round_once() -> None:
     )
     expected = ort_results(proto, wide, 21)[0].astype(np.float16)
     check("LSTM", given, oracle=[expected], hidden_size=H, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("i", "shape", "right"), [(4, (1,), [N]), (7, (1, H), [1, 3 * H])])
+def test_lengths_and_peepholes_that_are_too_few(i: int, shape: tuple[int, ...], right: list[int]) -> None:
+    given = [*inputs("LSTM", 1, bias=True, lengths=True, initial=True), floats(1, 3 * H)]
+    given[i] = np.ones(shape, given[i].dtype)
+    proto = helper.make_node("LSTM", [f"x{k}" for k in range(8)], ["y"], hidden_size=H)
+    for library in (None, *(libraries() or ())):
+        with pytest.raises(ValueError, match=re.escape(f"input {i} has the shape {list(shape)}, it must be {right}")):
+            run_node(plain_node(proto, 22, given, ["float32"]), given, None, library)

@@ -181,11 +181,14 @@ def normalize_rows(
 ) -> None:
     """Record (x - mean) / deviation * scale + bias -> y for each row of x [rows, n]; scale and bias are [n].
 
-    All have y's dtype. y is C-contiguous and may be x.
+    All have y's dtype. y is C-contiguous and may be x. Raises ValueError where there are other than n numbers to a row.
     """
     if not y.size:
         return
     rows, n = x.shape
+    for what, given in (("scale", scale), ("bias", bias), ("bias of what is added", extra.skip_bias)):
+        if given is not None and given.size != n:
+            raise ValueError(f"a {what} of shape {list(given.shape)} does not fit rows of {n}")
     x = b.contiguous(x)  # strides must not show in the last bits of sums
     skip = None if extra.skip is None else b.contiguous(extra.skip)
     library = b.compiled("norm")
