@@ -182,6 +182,8 @@ def _start(name: str) -> dict[str, Any]:
                 told["compiled"] = _compiled(fleet)
                 told["detail"] = f"{detail}; {_kernels(told['compiled'])}"
             return told
+    except ImportError as error:
+        return {"name": name, "ok": False, "detail": f"starts, and cannot be given a model: {error}"}
     except OutriderError as error:
         return {"name": name, "ok": False, "detail": f"does not start: {error}"}
 
