@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_harness import check
-from onnx import TensorProto, numpy_helper
+from kernel_harness import check, plain_node, run_node
+from onnx import TensorProto, helper, numpy_helper
 
 pytestmark = [pytest.mark.fast, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -221,6 +221,10 @@ def test_reverse_sequence() -> None:
     x = np.arange(16, dtype=np.float32).reshape(4, 4)
     check("ReverseSequence", [x, i64(4, 3, 2, 1)], time_axis=0, batch_axis=1)
     check("ReverseSequence", [x, i64(1, 2, 3, 4)], time_axis=1, batch_axis=0)
+    proto = helper.make_node("ReverseSequence", ["x", "lengths"], ["y"])
+    short = [x, i64(1, 2, 3)]
+    with pytest.raises(ValueError, match="shape .3. for 4 rows"):
+        run_node(plain_node(proto, 21, short, ["float32"]), short)
 
 
 def test_data_dependent_sizes() -> None:

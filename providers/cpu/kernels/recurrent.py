@@ -254,9 +254,9 @@ def _bind(b: Bind, p: Recurrence, gates: int, states: int, work: Callable[[Layer
     bias, lengths = optional(3), optional(4, convert=False)
     starts = [optional(i, convert=False) for i in range(5, 5 + states)]
     peephole = optional(7) if states == 2 else None
-    for i, shape in ((4, (batch,)), (7, (directions, 3 * hidden))):
-        if b.has(i) and (i == 4 or states == 2) and b.array(i).shape != shape:
-            raise ValueError(f"input {i} has the shape {list(b.array(i).shape)}, it must be {list(shape)}")
+    for i, asked in ((4, [batch]), (7, [directions, 3 * hidden])):
+        if b.has(i) and (i == 4 or states == 2) and list(b.array(i).shape) != asked:
+            raise ValueError(f"input {i} has the shape {list(b.array(i).shape)}, it must be {asked}")
     y = finals = None
     if b.wanted(0):
         shape = (batch, steps, directions, hidden) if p.batch_first else (steps, directions, batch, hidden)

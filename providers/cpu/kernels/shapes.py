@@ -305,6 +305,9 @@ def _reverse(x: np.ndarray, lengths: np.ndarray, y: np.ndarray) -> None:
 def reverse_sequence(b: Bind, p: tuple[int, int]) -> None:
     """ReverseSequence-10: the first `sequence_lens` steps of each row turned round."""
     x = b.array(0)
+    rows = x.shape[p[0]]
+    if b.array(1).shape != (rows,):
+        raise ValueError(f"there are lengths of shape {list(b.array(1).shape)} for {rows} rows")
     y = b.out(0, x.shape, x.dtype)
     b.step(_reverse, np.moveaxis(x, p, (0, 1)), b.array(1), np.moveaxis(y, p, (0, 1)))
 
