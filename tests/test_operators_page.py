@@ -47,6 +47,15 @@ EXAMPLES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "DequantizeLinear": [([Q, ONE, ZERO], {})],
     "DynamicQuantizeLinear": [([A], {})],
     "DynamicQuantizeMatMul": [([A, bytes_of(32, 16), ONE, ZERO], {})],
+    "DynamicQuantizeLSTM": [
+        (
+            [
+                floats(5, 2, 8), bytes_of(1, 8, 64), bytes_of(1, 16, 64), *[None] * 5,
+                *[np.full(1, ONE), np.full(1, ZERO)] * 2,
+            ],
+            {"hidden_size": 16},
+        )
+    ],
     "EmbedLayerNormalization": [
         ([np.zeros((1, 3), np.int32), None, floats(5, 8), floats(4, 8), None, floats(8), floats(8)], {})
     ],
@@ -73,6 +82,8 @@ EXAMPLES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "QLinearLeakyRelu": [([Q, ONE, ZERO, ONE, ZERO], {})],
     "QLinearMatMul": [([Q, ONE, ZERO, bytes_of(32, 16), ONE, ZERO, ONE, ZERO], {})],
     "QLinearSigmoid": [([Q, ONE, ZERO, ONE, ZERO], {})],
+    "QLinearSoftmax": [([Q, ONE, ZERO, ONE, ZERO], {"opset": 13})],
+    **{op: [([Q, ONE, ZERO, Q, ONE, ZERO, ONE, ZERO], {})] for op in ("QLinearAdd", "QLinearMul")},
     "QLinearWhere": [([Q > 50, Q, ONE, ZERO, Q, ONE, ZERO, ONE, ZERO], {})],
     "QuantizeLinear": [([A, ONE, ZERO], {})],
     "RMSNormalization": [([X, floats(7)], {})],
