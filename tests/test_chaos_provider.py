@@ -27,8 +27,6 @@ from outrider.scheduler import InferenceSession, SessionOptions, errors
 from tests.builders import chain
 from tests.program_harness import Bound, graph_of, unit_of
 
-pytestmark = pytest.mark.fast
-
 X = np.array([[-2, -1, 0.5, 3]], np.float32)
 ENOUGH = 60.0  # seconds; what is waited for here takes milliseconds
 

@@ -20,8 +20,6 @@ import outrider
 from outrider.tools.cli import main
 from outrider.tools.opening import model_path
 
-pytestmark = pytest.mark.fast
-
 PROVIDERS = """
 import numpy
 from outrider.providers.contract import Claim, Decline, Provider

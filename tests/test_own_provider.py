@@ -16,8 +16,6 @@ from outrider.scheduler import InferenceSession, ProviderSpec, SessionOptions, e
 from tests import own_providers
 from tests.builders import chain, model, node, tensor
 
-pytestmark = pytest.mark.fast
-
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
 X = np.array([[-2, -1, 0.5, 3], [1, -4, 0, -0.0]], np.float32)
 

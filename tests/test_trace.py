@@ -24,8 +24,6 @@ from outrider.scheduler.trace import SessionTrace
 from tests.builders import chain, model, node, tensor
 from tests.trace_reader import TraceFile
 
-pytestmark = pytest.mark.fast
-
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOUCHY = f"{HERE}/own_providers.py:Touchy"
 STEPS = f"{HERE}/tracing_providers.py:TellsSteps"
