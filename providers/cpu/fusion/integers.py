@@ -79,10 +79,6 @@ def _single(draft: Draft, number: int) -> bool:
     return shape is not None and all(dim == 1 for dim in shape)
 
 
-def _by_column(draft: Draft, number: int, features: Any) -> bool:
-    return number == ABSENT or _single(draft, number) or draft.shape(number) == (features,)
-
-
 def _inputs(x: Operand, w: Operand, bias: int = ABSENT) -> list[int]:
     return [x.number, w.number, bias, *_NOTHING, x.scale, x.zero, w.scale, w.zero]
 

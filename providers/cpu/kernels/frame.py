@@ -47,7 +47,7 @@ import numpy as np
 from outrider.providers.cpu.kernels.copying import copier
 from outrider.providers.cpu.native import FAMILIES, Library
 from outrider.providers.cpu.team import Team
-from outrider.providers.wire.dtypes import is_raw, numpy_dtype
+from outrider.providers.wire.dtypes import is_raw
 from outrider.providers.wire.graph import Node
 
 P = TypeVar("P")
@@ -94,10 +94,6 @@ class Bind:
     def wanted(self, i: int) -> bool:
         """True when output i exists and has a name."""
         return i < self.outputs and self.node.outputs[i].name != ""
-
-    def out_dtype(self, i: int = 0) -> np.dtype[Any]:
-        """The numpy dtype the graph declares for output i (ValueError if the graph does not know it)."""
-        return numpy_dtype(self.node.outputs[i].dtype)
 
     def compiled(self, family: str) -> Library | None:
         """The compiled kernels if this family of them is there and switched on."""

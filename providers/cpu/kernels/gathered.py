@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -66,8 +66,8 @@ def _packed(b: Bind, w: np.ndarray, g: Geometry, group: int, merged: bool) -> tu
         if merged:
             contents = _columns_merged(contents)
         for (rows, columns), start, size in zip(phases, offsets, sizes, strict=False):
-            as_matrices: Callable[[np.ndarray], np.ndarray] = lambda x: _matrices(x, group, rows, columns)  # noqa: B023, E731
             if size:
+                as_matrices = partial(_matrices, group=group, rows=rows, columns=columns)
                 pack(place[start : start + size], contents, as_matrices, 0)
 
     def make(contents: np.ndarray) -> np.ndarray:
