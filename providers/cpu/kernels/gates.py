@@ -1,6 +1,6 @@
-"""The activation functions that recurrent operators name: ONNX LSTM-22, GRU-22, RNN-22, attribute `activations`.
+"""What recurrent operators have in common: attributes `direction` and `activations` of ONNX LSTM-22, GRU-22, RNN-22.
 
-Each is `apply(x, term)`: x becomes f(x) in place; `term` is scratch of the same shape.
+Each activation function is `apply(x, term)`: x becomes f(x) in place; `term` is scratch of the same shape.
 """
 
 from __future__ import annotations
@@ -14,6 +14,16 @@ from outrider.providers.cpu.kernels.frame import Unsupported
 from outrider.providers.wire.graph import Node
 
 Apply = Callable[[np.ndarray, np.ndarray], object]
+
+_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+
+
+def parse_direction(node: Node) -> tuple[bool, ...]:
+    """For each direction of the node, whether it goes backwards. Raises Unsupported for one that ONNX does not have."""
+    direction = str(node.attributes.get("direction", "forward"))
+    if direction not in _DIRECTIONS:
+        raise Unsupported(f"direction {direction!r}, ONNX has {', '.join(_DIRECTIONS)}")
+    return _DIRECTIONS[direction]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.gates import Activation, parse_activations
+from outrider.providers.cpu.kernels.frame import Bind, kernel
+from outrider.providers.cpu.kernels.gates import Activation, parse_activations, parse_direction
 from outrider.providers.cpu.kernels.integer_products import product
 from outrider.providers.cpu.kernels.integers import BYTES, Quantized, Result
 from outrider.providers.cpu.kernels.integers_compiled import packed_weights, ready_rows
@@ -21,7 +21,6 @@ from outrider.providers.cpu.kernels.quantizing import dynamically_quantized, qua
 from outrider.providers.cpu.native import Library
 from outrider.providers.wire.graph import Node
 
-_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _DEFAULT = ["Sigmoid", "Tanh", "Tanh"]
 
 
@@ -38,10 +37,7 @@ class Recurrence:
 
 def _parse(node: Node) -> Recurrence:
     get = node.attributes.get
-    direction = str(get("direction", "forward"))
-    if direction not in _DIRECTIONS:
-        raise Unsupported(f"direction {direction!r}, ONNX has {', '.join(_DIRECTIONS)}")
-    backwards = _DIRECTIONS[direction]
+    backwards = parse_direction(node)
     functions = parse_activations(node, _DEFAULT, len(backwards))
     clip = float(get("clip", 0.0))
     names = [str(name).lower() for name in get("activations") or _DEFAULT * len(backwards)]

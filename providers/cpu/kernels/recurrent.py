@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.cpu.kernels.frame import Bind, Unsupported, kernel
-from outrider.providers.cpu.kernels.gates import Activation, parse_activations
+from outrider.providers.cpu.kernels.frame import Bind, kernel
+from outrider.providers.cpu.kernels.gates import Activation, parse_activations, parse_direction
 from outrider.providers.cpu.kernels.precision import finish, wide, widened
 from outrider.providers.cpu.kernels.recurrent_compiled import Loop, record, takes
 from outrider.providers.cpu.native import Library
 from outrider.providers.wire.dtypes import FLOATS
 from outrider.providers.wire.graph import Node
-
-_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,7 @@ class Recurrence:
 def _parser(*default: str) -> Callable[[Node], Recurrence]:
     def parse(node: Node) -> Recurrence:
         get = node.attributes.get
-        direction = str(get("direction", "forward"))
-        if direction not in _DIRECTIONS:
-            raise Unsupported(f"direction {direction!r}, ONNX has {', '.join(_DIRECTIONS)}")
-        backwards = _DIRECTIONS[direction]
+        backwards = parse_direction(node)
         clip, hidden = get("clip"), get("hidden_size")
         return Recurrence(
             backwards,
