@@ -1,4 +1,4 @@
-"""The cpu provider: ONNX operators as numpy kernels, bound once per signature and run from one arena.
+"""The cpu provider: ONNX operators as kernels in NumPy and C, bound once per signature and run from one arena.
 
 Kernels (`kernels/`, `sequences.py`) register themselves with the frame. `claims.py` says what is taken, `blocks.py`
 resolves names, `fusion/` makes one op of several, `walk.py` binds a block to addresses, `reshape.py` makes a binding
