@@ -5,7 +5,7 @@ its coordinator, leaves stacks when it crashes, and takes its limits, which libr
 of cores) or inherit by their threads (niceness, affinity). Nothing does that for it before `exec`: that would be Python
 code in a fork of the user's process.
 
-The boot record (msgpack in a memfd): endpoint, identity, name, kind, options, device, threads, incarnation, spare
+The boot record (msgpack in a memfd): endpoint, identity, name, kind, part, options, device, threads, incarnation, spare
 (whether it is started ahead, and waits on a doorbell of its own), `parent` (pid of the coordinator), `wrapped`,
 `limits` (`memory`, `cpus`, `nice`, `core`), and the numbers of inherited descriptors: `coordinator` (pidfd),
 `doorbell`, `channel`, `progress`, `stacks`.

@@ -30,13 +30,14 @@ import numpy as np
 
 from outrider.providers.wire.errors import KernelError, RunCancelledError
 from outrider.providers.wire.graph import Graph, Node, Shape, TensorRef, Value
+from outrider.providers.wire.onnx_model import OnnxModel
 from outrider.providers.wire.spans import Trace
 from outrider.shm.errors import OutriderError
 
 __all__ = [
-    "Claim", "Context", "Decline", "Graph", "KernelError", "Node", "Program", "Provider", "ProviderContractError",
-    "ProviderUnavailableError", "ClaimBrokenError", "Run", "RunCancelledError", "Shape", "TensorRef", "Trace", "Unit",
-    "Value",
+    "Claim", "Context", "Decline", "Graph", "KernelError", "Node", "OnnxModel", "Program", "Provider",
+    "ProviderContractError", "ProviderUnavailableError", "ClaimBrokenError", "Run", "RunCancelledError", "Shape",
+    "TensorRef", "Trace", "Unit", "Value",
 ]  # fmt: skip
 
 
@@ -81,6 +82,8 @@ class Decline:
 class Context:
     """What `setup` is told. `device`: index, 0 where the kind has none. `threads`: how many CPU threads to use.
 
+    `part`: what a kind of this package names after its colon: the execution provider of `ort:NAME`.
+
     `trace`: for a provider that wants its own steps in traces: while `trace.on`, tell them by `trace.span(...)`.
     `incarnation`: which start of this worker it is, counted from 1.
 
@@ -96,6 +99,7 @@ class Context:
     trace: Trace = field(default_factory=Trace)
     cancelled: Callable[[], bool] = lambda: False
     incarnation: int = 1
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ class Unit:
     `nodes` are the claimed nodes in topological order, `inputs` the values that arrive in a run (positions fixed),
     `outputs` those that must be returned, `constants` every constant that a node or body reads, `constant_nodes` the
     nodes made of constants only that this unit computes for itself, once, in `compile` (only with `merge = True`).
-    `optimization` is 'none' (as written), 'basic' (bit-equal) or 'all' (within tolerance).
+    `optimization` is 'none' (as written), 'basic' (bit-equal) or 'all' (within tolerance). `model` is the ONNX form of
+    the whole model, for a provider with `wants_model = True`: `unit.model.cut(unit.nodes, unit.inputs, unit.outputs)`.
     """
 
     nodes: tuple[Node, ...]
@@ -115,6 +120,7 @@ class Unit:
     constant_nodes: tuple[Node, ...] = ()
     optimization: str = "all"
     opsets: Mapping[str, int] = field(default_factory=dict)
+    model: OnnxModel | None = field(default=None, repr=False)
 
     def lowered(self) -> tuple[Node, ...]:
         """The unit's nodes in opset-21 form, in order."""
@@ -152,10 +158,12 @@ class Provider:
     `merge`: neighbouring claims come as one unit. `per_signature`: `compile`'s callable serves only the shapes it was
     compiled for, and `compile` is called again, with concrete shapes in `unit.inputs`, for each new signature.
     `accepts`: dtypes it can be handed, None for all; a claim with an input or output of another is declined for it.
+    `wants_model`: `graph.model` and `unit.model` are the ONNX form of what is shown.
     """
 
     merge: bool = False
     per_signature: bool = False
+    wants_model: bool = False
     accepts: frozenset[str] | None = None
 
     def setup(self, context: Context) -> None:
@@ -166,7 +174,10 @@ class Provider:
         raise NotImplementedError(f"{type(self).__name__} has no method claim(self, graph)")
 
     def compile(self, unit: Unit) -> Run | Program:
-        """Make a unit runnable. Raise to take the claim back; the reason reaches the user."""
+        """Make a unit runnable. Raise to take the claim back; the reason reaches the user.
+
+        ClaimBrokenError(reason, nodes=[names of some of its nodes]) takes back just those.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no method compile(self, unit)")
 
     def unload(self, compiled: Run | Program) -> None:

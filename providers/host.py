@@ -19,7 +19,7 @@ import numpy as np
 
 from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
-from outrider.providers.contract import Provider
+from outrider.providers.contract import ClaimBrokenError, Provider
 from outrider.providers.inputs import InputPort
 from outrider.providers.lanes import Lane, LaneGroup, Present, serve_ready
 from outrider.providers.programs import Compiled, Programs
@@ -180,11 +180,13 @@ class LoadedSession:
                 made = programs.get(body, constants, self._message.optimization, self._recorder, plan.partition)
             except (Exception, SystemExit) as error:  # a provider may raise anything: the refusal carries its story
                 plain = error_to_plain(error)
+                nodes = error.nodes or () if isinstance(error, ClaimBrokenError) else ()
                 self.refused.append(
                     {
                         "partition": plan.partition,
                         "unit": index,
-                        "reason": f"{plain['type']}: {plain['message']}",
+                        "nodes": [name for name in nodes if isinstance(name, str)],
+                        "reason": plain["message"] if nodes else f"{plain['type']}: {plain['message']}",
                         "traceback": plain["traceback"],
                     }
                 )

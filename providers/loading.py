@@ -14,6 +14,7 @@ BUILT_IN = {
     "cpu": "outrider.providers.cpu:CpuProvider",
     "chaos": "outrider.providers.chaos:ChaosProvider",
     "null": "outrider.providers.null:NullProvider",
+    "ort": "outrider.providers.ort:OrtProvider",
 }
 
 

@@ -12,6 +12,7 @@ from outrider.providers.constants import Constants
 from outrider.providers.contract import Program, Provider, Unit
 from outrider.providers.tracing import unit_name
 from outrider.providers.wire.errors import WireError
+from outrider.providers.wire.onnx_model import OnnxModel
 from outrider.providers.wire.pack import unpack_graph
 from outrider.providers.wire.spans import Recorder, timed
 
@@ -34,6 +35,7 @@ class Programs:
         self._provider = provider
         self._name = provider_name
         self._compiled: dict[int, Compiled] = {}
+        self.model: OnnxModel | None = None  # the ONNX form of the session's model, if the provider wants one
 
     def get(
         self, body: dict[str, Any], constants: Constants, optimization: str, recorder: Recorder | None, partition: int
@@ -54,6 +56,7 @@ class Programs:
             constant_nodes=graph.nodes[:count],
             optimization=optimization,
             opsets=graph.opsets,
+            model=self.model,
         )
         with timed(recorder, "compile", unit_name(unit), {"partition": partition}):
             program, unload = compile_unit(self._provider, unit)

@@ -9,6 +9,7 @@ the GIL, the parent-death signal does.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gc
 import io
 import logging
@@ -24,7 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 import zmq
 
-from outrider.providers.constants import Constants
+from outrider.providers.constants import Constants, LazyConstants
 from outrider.providers.contract import (
     Claim,
     Context,
@@ -41,7 +42,8 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.dtypes import NUMBER
 from outrider.providers.wire.failures import error_to_plain, plain, text_of
 from outrider.providers.wire.graph import Graph, Node
-from outrider.providers.wire.pack import unpack_graph
+from outrider.providers.wire.onnx_model import OnnxModel
+from outrider.providers.wire.pack import unpack_graph, unpack_model
 from outrider.providers.wire.spans import Recorder, Trace, plain_span, timed
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
@@ -135,6 +137,7 @@ class Worker:
         self.sessions: dict[int, LoadedSession] = {}
         self.weights: dict[int, dict[int, int]] = {}  # session -> weight segment -> its descriptor
         self.constants: dict[int, Constants] = {}
+        self.models: dict[int, OnnxModel] = {}  # of the sessions of a provider that wants models
         self.programs: dict[int, Programs] = {}
         self.recorders: dict[int, Recorder] = {}  # of sessions that are or were traced
         self.trace = Trace()
@@ -155,7 +158,16 @@ class Worker:
             logger = logging.getLogger(f"outrider.provider.{self.name}")
             cancelled, incarnation = self.present.cancelled, boot["incarnation"]
             self.provider.setup(
-                Context(boot["options"], boot["device"], boot["threads"], logger, self.trace, cancelled, incarnation)
+                Context(
+                    boot["options"],
+                    boot["device"],
+                    boot["threads"],
+                    logger,
+                    self.trace,
+                    cancelled,
+                    incarnation,
+                    boot["part"],
+                )
             )
             self._check_attributes()
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
@@ -170,14 +182,20 @@ class Worker:
         versions = {"python": platform.python_version(), "numpy": np.__version__, "pyzmq": zmq.__version__}
         self.control.send(
             messages.Hello(
-                os.getpid(), boot["incarnation"], self.provider.merge, self.provider.per_signature, accepts, versions
+                os.getpid(),
+                boot["incarnation"],
+                self.provider.merge,
+                self.provider.per_signature,
+                self.provider.wants_model,
+                accepts,
+                versions,
             )
         )
         self.progress.end()
 
     def _check_attributes(self) -> None:
         """The options of the contract that are class attributes. Raises ProviderContractError."""
-        for name in ("merge", "per_signature"):
+        for name in ("merge", "per_signature", "wants_model"):
             if not isinstance(getattr(self.provider, name), bool):
                 raise self._broken(f"{name} must be True or False", repr(getattr(self.provider, name))[:200])
         accepts = self.provider.accepts
@@ -261,6 +279,14 @@ class Worker:
                 held[segment] = self._take(descriptor)
         return self.constants.setdefault(session, Constants(held))
 
+    def _model(self, session: int, packed: dict[str, Any] | None, constants: Constants) -> OnnxModel | None:
+        """The ONNX form of the session's model, for a provider that wants one."""
+        if packed is None:
+            return None
+        data, weights, moved = unpack_model(packed)
+        made = self.models[session] = OnnxModel(constants.array(data).data, LazyConstants(constants, weights), moved)
+        return made
+
     def claims(self, message: messages.Claim) -> messages.Claims:
         """Ask the provider; what it raises, or answers against the contract, travels as the error."""
         claims: list[dict[str, Any]] = []
@@ -268,7 +294,10 @@ class Worker:
         error: dict[str, Any] | None = None
         try:
             packed = unpack_graph(message.graph)
-            graph = self._constants(message.session, message.weights).graph(packed)
+            constants = self._constants(message.session, message.weights)
+            graph = dataclasses.replace(
+                constants.graph(packed), model=self._model(message.session, message.model, constants)
+            )
             known = {id(node): node.index for node in graph.nodes}
             for answer in self._answers(graph):
                 if isinstance(answer, Claim):
@@ -317,6 +346,7 @@ class Worker:
         self.unload(message.session, keep=True)
         constants = self._constants(message.session, message.weights)
         programs = self.programs.setdefault(message.session, Programs(self.provider, self.name))
+        programs.model = self._model(message.session, message.model, constants)
         recorder = self._recorder(message.session)
         services = Services(
             self.provider, self.name, self._take, self.control.send, self.trace, self.progress, self.present
@@ -335,7 +365,8 @@ class Worker:
                 self._watch()
         except (OutriderError, OSError, MemoryError) as error:
             told = error_to_plain(error)
-            refused = [{"partition": -1, "unit": -1, "reason": told["message"], "traceback": told["traceback"]}]
+            reason, traceback = told["message"], told["traceback"]
+            refused = [{"partition": -1, "unit": -1, "nodes": [], "reason": reason, "traceback": traceback}]
         self.control.send(messages.Loaded(message.session, message.generation, refused))
 
     def resume(self, message: messages.Resume) -> None:
@@ -368,6 +399,7 @@ class Worker:
                 programs.keep(())
             self.recorders.pop(session, None)
             self.constants.pop(session, None)
+            self.models.pop(session, None)
             for descriptor in self.weights.pop(session, {}).values():
                 os.close(descriptor)
 

@@ -22,7 +22,7 @@ from outrider.scheduler.dumps import end_late
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.fleet import Fleet
-from outrider.scheduler.generation import Descriptors, Generation, WorkerSide
+from outrider.scheduler.generation import Descriptors, Generation, RefusedUnit, WorkerSide
 from outrider.scheduler.inplace import Reach
 from outrider.scheduler.numbering import Blueprint, Numbering, UnitGraphs, partition_plans, random_partitions
 from outrider.scheduler.planning import CALLER
@@ -47,6 +47,7 @@ class Deployer:
         self.fleet = fleet
         self.session = session
         self.weights = weights  # weight segment -> descriptor
+        self.model: dict[str, Any] | None = None  # the ONNX form of the model, for providers that want it
         self.slot_bells = slot_bells
         self.deadline = deadline
         self.recorder: Recorder | None = None  # of the session's trace
@@ -68,6 +69,10 @@ class Deployer:
             if segment not in ids:
                 (ids[segment],) = self._give(one, [descriptor])
         return dict(ids)
+
+    def model_for(self, one: Incarnation) -> dict[str, Any] | None:
+        """The ONNX form of the model, if the incarnation's provider wants it."""
+        return self.model if one.hello is not None and one.hello.wants_model else None
 
     def _give(self, one: Incarnation, fds: list[int]) -> list[int]:
         """`Incarnation.send_descriptors`; a worker that cannot be given any is ended if it lives on."""
@@ -105,7 +110,7 @@ class Deployer:
             raise
 
     @spanned("deploy")
-    def load_again(self, generation: Generation, board: int, one: Incarnation) -> list[tuple[int, int, str, str]]:
+    def load_again(self, generation: Generation, board: int, one: Incarnation) -> list[RefusedUnit]:
         """Load a worker's part of a generation into another incarnation, held until `resume`; units that it refuses.
 
         Raises what `deploy` raises.
@@ -160,11 +165,11 @@ class Deployer:
 
     def _loaded(
         self, generation: Generation, one: Incarnation, future: concurrent.futures.Future[messages.Loaded]
-    ) -> list[tuple[int, int, str, str]]:
+    ) -> list[RefusedUnit]:
         """Wait for the answer to a `Load`: what was refused."""
         loaded = self._answer(one, future, "load its part of the model")
         refused = [self._refusal(generation, one, told) for told in loaded.refused]
-        without = {(partition, unit) for partition, unit, *_ in refused}
+        without = {(partition, unit) for partition, unit in ((told.partition, told.unit) for told in refused)}
         made = {
             key
             for partition in generation.partitions_of[one.worker.index + 1]
@@ -175,8 +180,8 @@ class Deployer:
         self._compiled[one] = made | (self._before.get(one, set()) if refused else set())
         return refused
 
-    def _refusal(self, generation: Generation, one: Incarnation, told: Mapping[str, Any]) -> tuple[int, int, str, str]:
-        """One entry of `Loaded.refused` as (partition, unit, reason, traceback).
+    def _refusal(self, generation: Generation, one: Incarnation, told: Mapping[str, Any]) -> RefusedUnit:
+        """One entry of `Loaded.refused`.
 
         Raises ProviderUnavailableError if it says that nothing could be loaded, ProviderContractError for a unit that
         the worker was not given; then it is ended.
@@ -199,7 +204,11 @@ class Deployer:
                 expected="units of its own partitions",
                 got=got,
             )
-        return partition, unit, reason, text_of(told.get("traceback"))
+        plan, nodes = generation.blueprint.plan, generation.blueprint.graph.nodes
+        names = {nodes[i].name for i in plan.units[plan.partitions[partition].units[unit]].nodes}
+        blamed: Any = told.get("nodes")
+        own_names = [name for name in blamed if name in names] if isinstance(blamed, list) else []
+        return RefusedUnit(partition, unit, tuple(own_names), reason, text_of(told.get("traceback")))
 
     def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:
         self._waiting.add(future)
@@ -351,6 +360,7 @@ class Deployer:
             own=own,
             optimization=blueprint.optimization,
             weights=self.weights_for(one),
+            model=self.model_for(one),
             boards=[{"board": board, "segment": next(ids), "edges": numbering.edges[board]} for board in boards],
             memories=[{"memory": memory, "segment": next(ids)} for memory in memories],
             bells={board: next(ids) for board in bells},

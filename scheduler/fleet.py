@@ -79,8 +79,7 @@ class Fleet:
         try:
             self._monitor.start()
             for index, spec in enumerate(specs):
-                kind, device = _place(spec.kind)
-                worker = Worker(index, spec.display, kind, device, spec, _threads(spec) or threads or open_share)
+                worker = Worker(index, spec, _threads(spec) or threads or open_share)
                 self._monitor.workers.append(worker)
                 if worker.name not in self._absent:
                     self._monitor.start_worker(worker)
@@ -344,11 +343,3 @@ def computes(spec: ProviderSpec) -> bool:
 def _threads(spec: ProviderSpec) -> int | None:
     """The number that a spec asks for, by itself or by its cores."""
     return spec.threads or (min(len(spec.cpus), usable_cores()) if spec.cpus else None)
-
-
-def _place(kind: str) -> tuple[str, int]:
-    """What the worker loads, and the instance or device number."""
-    found = target(kind)
-    if found.kind:
-        return found.kind, found.instance
-    return f"{found.file or found.module}:{found.name}", found.instance

@@ -39,6 +39,20 @@ class Left(NamedTuple):
     taken: list[Taken]
 
 
+@dataclass(frozen=True)
+class RefusedUnit:
+    """A unit that its worker did not compile: where it is in the plan, and which of its nodes are to blame.
+
+    `nodes`: names; empty for all of them.
+    """
+
+    partition: int
+    unit: int
+    nodes: tuple[str, ...]
+    reason: str
+    traceback: str
+
+
 @dataclass
 class WorkerSide:
     """What the coordinator reads of one worker: its board, its output pool. `serving`: the incarnation that writes."""
@@ -91,7 +105,7 @@ class Generation:
     partitions_of: dict[int, set[int]]  # board -> its partitions
     leases: tuple[Leases, ...]  # of all output pools
     random: frozenset[int] = frozenset()  # partitions that do not give the same twice
-    refused: list[tuple[int, int, str, str]] = field(default_factory=list)  # (partition, unit, reason, traceback)
+    refused: list[RefusedUnit] = field(default_factory=list)
     spoilt: set[int] = field(default_factory=set)  # boards on which a worker wrote what cannot be
     righted: dict[int, int] = field(default_factory=dict)  # such a board -> the last run begun before it was set right
 

@@ -70,6 +70,7 @@ def launch(one: Incarnation, endpoint: int, coordinator: int) -> None:
             "identity": one.identity.decode(),
             "name": worker.name,
             "kind": worker.kind,
+            "part": worker.part,
             "options": dict(spec.options),
             "device": worker.device,
             "threads": worker.threads,

@@ -19,7 +19,7 @@ from typing import Any
 from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_from_plain, first_names
 from outrider.providers.wire.graph import Graph, Node, Value
-from outrider.providers.wire.pack import pack_graph
+from outrider.providers.wire.pack import pack_graph, pack_model
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning, story
@@ -38,8 +38,10 @@ from outrider.scheduler.errors import (
 )
 from outrider.scheduler.failures import KINDS, under_name
 from outrider.scheduler.functions import inline_calls
+from outrider.scheduler.generation import RefusedUnit
 from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.numbering import Blueprint
+from outrider.scheduler.onnx_form import onnx_form
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
 from outrider.scheduler.strategy import Decision, Question, decide, teams
@@ -228,17 +230,26 @@ class Placer:
         Raises UnsupportedOpError, PinDeclinedError, PinNotFoundError, UnknownProviderError, ClaimError, and the
         errors of workers.
         """
+        self._serialize()
         self._ask(self.graph)
         shown = self.graph
         trial = self._planned({})
         if trial.unclaimed and self.loaded.functions:
             self.loaded = inline_calls(self.loaded, [self.graph.nodes[i].name for i in trial.unclaimed])
+            self._serialize()
             self.deployer.weights = self.loaded.store.seal()
         left = self._planned({}).unclaimed
         # Some providers claim all that they are shown or nothing; the same graph again would get the same answers.
         if left and (self.graph is not shown or len(left) < len(shown.nodes)):
             self._ask(left_over(self.graph, left))
         return self.replan()
+
+    def _serialize(self) -> None:
+        """Have the ONNX form of the model at hand, if a provider wants it."""
+        if any(worker.hello is not None and worker.hello.wants_model for worker in self.workers):
+            form = onnx_form(self.loaded)
+            self.deployer.model = pack_model(form.data, form.weights, form.moved)
+            self.deployer.weights = self.loaded.store.seal()
 
     @functools.cached_property
     def model(self) -> str:
@@ -302,14 +313,13 @@ class Placer:
         self.measured, self.sizes = list(took), sizes
         return self.replan()
 
-    def refuse(self, blueprint: Blueprint, refused: Sequence[tuple[int, int, str, str]]) -> None:
-        """Take the units that did not compile from their providers. Raises ClaimBrokenError when that is not wanted.
-
-        `refused`: (partition, unit, reason, traceback), as a deployment reports them.
-        """
-        for partition, unit, reason, traceback in refused:
-            placed = blueprint.plan.partitions[partition]
-            nodes = [self.graph.nodes[i].name for i in blueprint.plan.units[placed.units[unit]].nodes]
+    def refuse(self, blueprint: Blueprint, refused: Sequence[RefusedUnit]) -> None:
+        """Take what did not compile from its providers. Raises ClaimBrokenError when that is not wanted."""
+        for one in refused:
+            placed = blueprint.plan.partitions[one.partition]
+            unit = blueprint.plan.units[placed.units[one.unit]].nodes
+            nodes = list(one.nodes) or [self.graph.nodes[i].name for i in unit]
+            reason, traceback = one.reason, one.traceback
             worker = self.workers[placed.provider].name
             if not self.options.fallback:
                 raise ClaimBrokenError(
@@ -373,7 +383,8 @@ class Placer:
             failed: concurrent.futures.Future[messages.Claims] = concurrent.futures.Future()
             failed.set_exception(error)
             return failed
-        message = messages.Claim(self.deployer.session, self._rounds, packed, weights)
+        model = self.deployer.model_for(one)
+        message = messages.Claim(self.deployer.session, self._rounds, packed, weights, model)
         return self.deployer.fleet.monitor.request(one, message, ("Claims", self.deployer.session, self._rounds))
 
     def _answer(self, one: Incarnation, future: concurrent.futures.Future[messages.Claims]) -> messages.Claims:

@@ -17,15 +17,19 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 
+from onnx import TensorProto, helper
+
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.providers.wire import messages
 from outrider.providers.wire.graph import Graph, Node, Value
-from outrider.providers.wire.pack import pack_graph
+from outrider.providers.wire.pack import pack_graph, pack_model
 from outrider.scheduler import verdicts
 from outrider.scheduler.dumps import stacks
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.lifecycle import exit_text, signal_name
+from outrider.scheduler.model import load_model
 from outrider.scheduler.monitor import Monitor
+from outrider.scheduler.onnx_form import onnx_form
 from outrider.scheduler.options import ProviderSpec, invalid_option
 from outrider.scheduler.specs import target
 from outrider.scheduler.story import last_words
@@ -57,6 +61,28 @@ def small_graph() -> Graph:
     made = (("MatMul", (x, w), p), ("Add", (p, b), s), ("Relu", (s,), y))
     nodes = tuple(Node(i, f"#{i}", op, "", 21, {}, read, (value,)) for i, (op, read, value) in enumerate(made))
     return Graph("probe", nodes, (x, w, b), (y,), {}, {"": 21})
+
+
+def _small_claim(worker: Worker, session: int) -> messages.Claim:
+    """The question what a worker claims of the small graph, with its ONNX form where that is wanted."""
+    graph = small_graph()
+    if worker.hello is None or not worker.hello.wants_model:
+        return messages.Claim(session, 1, pack_graph(graph), {}, None)
+    kinds = [helper.make_tensor_value_info(one.name, TensorProto.FLOAT, one.shape) for one in graph.inputs]
+    result = [helper.make_tensor_value_info(one.name, TensorProto.FLOAT, one.shape) for one in graph.outputs]
+    nodes = [helper.make_node(n.op_type, [v.name for v in n.inputs], [v.name for v in n.outputs]) for n in graph.nodes]
+    imports = [helper.make_opsetid("", graph.opsets[""])]
+    proto = helper.make_model(helper.make_graph(nodes, graph.name, kinds, result), opset_imports=imports, ir_version=10)
+    loaded = load_model(proto)
+    try:
+        form = onnx_form(loaded)
+        weights: dict[int, int] = {}
+        for segment, descriptor in loaded.store.seal().items():
+            (weights[segment],) = worker.current.send_descriptors([descriptor])
+    finally:
+        loaded.store.close()
+    packed = pack_model(form.data, form.weights, form.moved)
+    return messages.Claim(session, 1, pack_graph(loaded.graph), weights, packed)
 
 
 def start_verdict(worker: Worker, reason: str, deadline: float) -> Verdict:
@@ -136,7 +162,7 @@ class Probes:
     def begin(self, monitor: Monitor, worker: Worker, session: int) -> None:
         """Ask a worker that has started, if it is to be probed. `session`: a number that no session has."""
         if worker.name in self._open:
-            message = messages.Claim(session, 1, pack_graph(small_graph()), {})
+            message = _small_claim(worker, session)
             future = monitor.request(worker, message, ("Claims", session, 1))
             self._asked[worker.name] = (session, time.monotonic() + self._claim, future)
 

@@ -25,8 +25,8 @@ from typing import Any
 from outrider.scheduler.errors import UnknownProviderError
 from outrider.scheduler.options import ProviderSpec, invalid_option, unsupported_option
 
-BUILT_IN = ("cpu", "null", "chaos")
-_NOT_BUILT = ("ort", "cuda", "sim", "openvino")
+BUILT_IN = ("cpu", "null", "chaos", "ort")
+_NOT_BUILT = ("cuda", "sim", "openvino")
 _EXPECTED = (
     "'cpu', 'null', 'chaos', 'package.module:Class', 'file.py:Class', "
     "(one of these, dict of options), or a ProviderSpec"
@@ -36,13 +36,17 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 
 @dataclass(frozen=True)
 class Target:
-    """Where a worker finds its provider: a `kind` of this package, or class `name` of a `module` or of a `file`."""
+    """Where a worker finds its provider: a `kind` of this package, or class `name` of a `module` or of a `file`.
+
+    `part`: what follows the kind: the execution provider of `ort:NAME`.
+    """
 
     kind: str = ""
     module: str = ""
     file: str = ""
     name: str = ""
     instance: int = 0
+    part: str = ""
 
 
 def target(kind: str) -> Target:
@@ -51,6 +55,8 @@ def target(kind: str) -> Target:
     where, colon, name = base.rpartition(":")
     if not colon:
         return Target(kind=base, instance=instance)
+    if where == "ort":
+        return Target(kind="ort", part=name, instance=instance)
     if where.endswith(".py"):
         return Target(file=where, name=name, instance=instance)
     return Target(module=where, name=name, instance=instance)
@@ -132,13 +138,15 @@ def _checked(spec: ProviderSpec) -> ProviderSpec:
     base, instance = _split_instance(spec.kind)
     if base == "CPUExecutionProvider":
         base = "cpu"
-    word, colon, _ = base.partition(":")
-    if word in _NOT_BUILT or (word.endswith("ExecutionProvider") and not colon):
+    word, colon, part = base.partition(":")
+    if word.endswith("ExecutionProvider") and not colon:
+        base, word, colon, part = f"ort:{word}", "ort", ":", word
+    if word in _NOT_BUILT:
         raise unsupported_option("provider", spec.kind, f"this version has {', '.join(BUILT_IN)} and your own classes.")
     suffix = f":{instance}" if instance else ""
     name = spec.name or base + suffix
     if word in BUILT_IN:
-        if colon:
+        if colon and not (word == "ort" and part.isidentifier()):
             raise invalid_option("providers", spec.kind, f"{word!r} or {word + ':n'!r}, n the number of the instance")
         kind = base + suffix
     else:

@@ -469,7 +469,7 @@ class Supervisor:
                     return
                 refused = self.deployer.load_again(generation, board, spare)
                 if refused:
-                    reason = refused[0][2]
+                    reason = refused[0].reason
                     self._log.warning("a spare of worker %s refuses what it should load: %s", worker.name, reason)
         except (WorkerDiedError, ProviderUnavailableError) as error:
             self._log.warning("there is no spare of worker %s: %s", worker.name, str(error))

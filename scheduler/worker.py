@@ -22,6 +22,7 @@ from outrider.scheduler.muster import Muster
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.output import WorkerOutput
 from outrider.scheduler.restarts import Restarts
+from outrider.scheduler.specs import target
 from outrider.scheduler.story import Facts
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
@@ -120,13 +121,18 @@ class Incarnation:
 
 
 class Worker:
-    """One worker of a fleet: what stays through its incarnations."""
+    """One worker of a fleet: what stays through its incarnations.
 
-    def __init__(self, index: int, name: str, kind: str, device: int, spec: ProviderSpec, threads: int) -> None:
+    `kind`: what it loads; `part`: see `Context.part`; `device`: the instance or device number.
+    """
+
+    def __init__(self, index: int, spec: ProviderSpec, threads: int) -> None:
+        found = target(spec.kind)
         self.index = index
-        self.name = name
-        self.kind = kind
-        self.device = device
+        self.name = spec.display
+        self.kind = found.kind or f"{found.file or found.module}:{found.name}"
+        self.part = found.part
+        self.device = found.instance
         self.spec = spec
         self.threads = threads
         self.bell = Doorbell()  # the same one for every incarnation

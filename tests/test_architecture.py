@@ -42,6 +42,7 @@ OUTSIDE: dict[str, set[str]] = {
     "providers/wire/": {"numpy", "msgpack", "ml_dtypes"},
     "providers/cpu/": {"numpy", "onnx", "ml_dtypes"},
     "providers/null/": {"numpy"},
+    "providers/ort/": {"numpy", "onnxruntime", "ml_dtypes"},
     "providers/chaos/": {"numpy"},
     "providers/": {"numpy", "msgpack", "zmq"},
     "shm/": {"numpy"},

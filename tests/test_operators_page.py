@@ -50,7 +50,10 @@ EXAMPLES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "DynamicQuantizeLSTM": [
         (
             [
-                floats(5, 2, 8), bytes_of(1, 8, 64), bytes_of(1, 16, 64), *[None] * 5,
+                floats(5, 2, 8),
+                bytes_of(1, 8, 64),
+                bytes_of(1, 16, 64),
+                *[None] * 5,
                 *[np.full(1, ONE), np.full(1, ZERO)] * 2,
             ],
             {"hidden_size": 16},

@@ -54,8 +54,7 @@ def test_options_and_settings_stay_with_the_provider():
 
 @pytest.mark.parametrize(
     "entry",
-    ["ort", "ort:SomeEP", "cuda", "cuda:0", "sim:0", "openvino", "CUDAExecutionProvider",
-     "TensorrtExecutionProvider"],
+    ["cuda", "cuda:0", "sim:0", "openvino"],
 )  # fmt: skip
 def test_known_but_not_built(entry):
     with pytest.raises(UnsupportedOptionError) as caught:
@@ -108,3 +107,13 @@ def test_provider_options_as_in_onnxruntime():
             parse_providers(["cpu", "null"], bad)
     with pytest.raises(InvalidOptionError):
         parse_providers([("cpu", {"a": 1})], [{"a": 2}])
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind"),
+    [("ort", "ort"), ("ort:1", "ort:1"), ("ort:SomeEP:0", "ort:SomeEP"),
+     ("CUDAExecutionProvider", "ort:CUDAExecutionProvider"),
+     ("TensorrtExecutionProvider:1", "ort:TensorrtExecutionProvider:1")],
+)  # fmt: skip
+def test_execution_providers_of_onnxruntime(entry, kind):
+    assert parse_provider(entry).kind == kind

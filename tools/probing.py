@@ -125,7 +125,8 @@ def _claims(
 ) -> tuple[Verdict, dict[str, Any] | None]:
     """Ask what the provider claims; the verdict, and the answer as plain data, None if there is none."""
     from outrider.providers.wire import messages
-    from outrider.providers.wire.pack import pack_graph
+    from outrider.providers.wire.pack import pack_graph, pack_model
+    from outrider.scheduler.onnx_form import onnx_form
     from outrider.scheduler.placement import left_over
     from outrider.scheduler.probing import claim_verdict, death_verdict
     from outrider.scheduler.verdicts import Verdict
@@ -134,7 +135,11 @@ def _claims(
     shown = [graph] if path is not None else [left_over(graph, [i]) for i in range(len(graph.nodes))]
     session = fleet.next_session()
     weights: dict[int, int] = {}
+    model: dict[str, Any] | None = None
     try:
+        if worker.hello is not None and worker.hello.wants_model:
+            form = onnx_form(loaded)
+            model = pack_model(form.data, form.weights, form.moved)
         for segment, descriptor in loaded.store.seal().items():
             (weights[segment],) = worker.current.send_descriptors([descriptor])
     except WorkerDiedError as error:
@@ -142,7 +147,7 @@ def _claims(
     asked: list[concurrent.futures.Future[messages.Claims]] = []
     start = time.perf_counter()
     for number, one in enumerate(shown, 1):
-        message = messages.Claim(session, number, pack_graph(one), weights)
+        message = messages.Claim(session, number, pack_graph(one), weights, model)
         asked.append(fleet.monitor.request(worker, message, ("Claims", session, number)))
     verdict = Verdict()
     for future in asked:

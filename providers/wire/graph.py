@@ -105,7 +105,8 @@ class Graph:
     """Nodes in topological order.
 
     `constants` maps names to TensorRef (coordinator, wire) or read-only arrays (providers). `opsets`: domain ->
-    version. For a body, `inputs` are its formal inputs; captured names resolve in the graphs around it.
+    version. For a body, `inputs` are its formal inputs; captured names resolve in the graphs around it. `model`: its
+    ONNX form (`onnx_model.OnnxModel`), for providers that want one.
     """
 
     name: str
@@ -114,3 +115,4 @@ class Graph:
     outputs: tuple[Value, ...]
     constants: Mapping[str, Any]
     opsets: Mapping[str, int] = field(default_factory=dict)
+    model: Any = field(default=None, compare=False, repr=False)

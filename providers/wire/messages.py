@@ -36,7 +36,7 @@ FIRST_INPUT = 2
 USER_MEMORY = 0xFFFF
 """The number under which layouts of board 0 name the memory of the user's process."""
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_BYTES = 1 << 30  # a body larger than this is refused before it is parsed
 
 
@@ -48,6 +48,7 @@ class Hello:
     incarnation: int
     merge: bool
     per_signature: bool
+    wants_model: bool
     accepts: list[str] | None
     versions: dict[str, str]
 
@@ -63,12 +64,16 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class Claim:
-    """Ask for claims on a graph (`pack_graph` form). `weights`: weight segment -> id of its descriptor."""
+    """Ask for claims on a graph (`pack_graph` form). `weights`: weight segment -> id of its descriptor.
+
+    `model`: the ONNX form of the whole model (`pack_model`), for a provider that wants one.
+    """
 
     session: int
     round: int
     graph: dict[str, Any]
     weights: dict[int, int]
+    model: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Load:
     memory n the output pool of board n. `pool`: descriptor id of this worker's output pool, whose release words start
     at word `pool_words` of the coordinator's segment. `bells`: descriptor ids of the workers' doorbells by board;
     `slot_bells`: those of the run slots. `spin_us`: how many microseconds it looks for more work before it blocks.
-    `partitions`: see `PartitionPlan`.
+    `model`: as in `Claim`. `partitions`: see `PartitionPlan`.
     """
 
     session: int
@@ -105,6 +110,7 @@ class Load:
     own: int
     optimization: str
     weights: dict[int, int]
+    model: dict[str, Any] | None
     boards: list[dict[str, int]]
     memories: list[dict[str, int]]
     bells: dict[int, int]
@@ -143,7 +149,10 @@ class PartitionPlan:
 
 @dataclass(frozen=True)
 class Loaded:
-    """`refused`: [{partition, unit, reason, traceback}]; empty when everything compiled."""
+    """`refused`: [{partition, unit, nodes, reason, traceback}]; empty when everything compiled.
+
+    `nodes`: the names of those nodes of the unit that the provider cannot serve; [] for the whole unit.
+    """
 
     session: int
     generation: int

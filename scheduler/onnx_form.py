@@ -1,0 +1,184 @@
+"""The ONNX form of a model as workers get it: the skeleton, serialized once, for providers that want ONNX bytes.
+
+The bytes lie in a weight segment like any constant. They differ from the skeleton in what a worker could not mend:
+
+- `Constant` nodes of the graph are initializers of their outputs' names;
+- a large tensor is an initializer of the graph, `external_data` naming no file; one that a body owns moves out of it,
+  under a name of its own; one within a function or an attribute is written out, since nothing there can refer to one;
+- inputs, outputs and training data are left out: a part gets inputs and outputs of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, helper
+
+from outrider.providers.wire.dtypes import NUMBER, PACKED
+from outrider.providers.wire.graph import TensorRef
+from outrider.scheduler.model import LoadedModel
+from outrider.scheduler.skeleton import body_graphs, unique, walk_nodes
+from outrider.scheduler.store import WeightStore
+
+
+@dataclass(frozen=True)
+class OnnxForm:
+    """`data`: where the serialized model lies. `weights`: where the bytes of its large initializers lie, by name.
+
+    `moved`: of nodes with bodies, the names of initializers that were moved out of those.
+    """
+
+    data: TensorRef
+    weights: dict[str, TensorRef]
+    moved: dict[str, list[str]]
+
+
+def onnx_form(loaded: LoadedModel) -> OnnxForm:
+    """Serialize a loaded model into its weight store, whose segments must be sealed and sent afterwards."""
+    model = onnx.ModelProto()
+    model.CopyFrom(loaded.skeleton.model)
+    maker = _Maker(loaded.store, model)
+    maker.graph(model.graph)
+    for function in model.functions:
+        for node in walk_nodes(function.node):
+            maker.write_out(node)
+            for _, body in body_graphs(node):
+                maker.write_out_all(body.initializer)
+    del model.graph.input[:], model.graph.output[:]
+    data = np.frombuffer(model.SerializeToString(), np.uint8)
+    return OnnxForm(
+        loaded.store.add_array("uint8", data.shape, data, "the serialized model"), maker.weights, maker.moved
+    )
+
+
+class _Maker:
+    def __init__(self, store: WeightStore, model: onnx.ModelProto) -> None:
+        self.store = store
+        self.top = model.graph
+        self.weights: dict[str, TensorRef] = {}
+        self.moved: dict[str, list[str]] = {}
+        self._owner = ""  # the node of the graph whose bodies are looked at
+        self.values = {name for node in walk_nodes(model.graph.node) for name in (*node.input, *node.output)}
+        self.values.update(tensor.name for tensor in model.graph.initializer)
+        self.values.update(info.name for info in model.graph.input)
+
+    def graph(self, graph: onnx.GraphProto) -> None:
+        """The top graph: constants become initializers, bodies lose what is large."""
+        nodes = []
+        for node in graph.node:
+            if _is_constant(node):
+                tensor = graph.initializer.add()
+                tensor.CopyFrom(node.attribute[0].t)
+                tensor.name = node.output[0]
+            else:
+                nodes.append(node)
+                self._owner = node.name
+                self.node(node)
+        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(kept)
+        for tensor in graph.initializer:
+            self._refer(tensor)
+
+    def node(self, node: onnx.NodeProto) -> None:
+        """A node of the graph or of a body: what is large in it goes elsewhere."""
+        self.write_out(node)
+        for part, body in body_graphs(node):
+            self.body(body, f"{node.name}/{part}/")
+
+    def body(self, body: onnx.GraphProto, prefix: str) -> None:
+        """Move the large initializers and constants of a body, and of those within it, to the top graph."""
+        moved: dict[str, str] = {}
+        for tensor in [tensor for tensor in body.initializer if _is_large(tensor)]:
+            moved[tensor.name] = self._move(tensor, prefix + tensor.name)
+            body.initializer.remove(tensor)
+        kept = []
+        for node in body.node:
+            if _is_constant(node) and _is_large(node.attribute[0].t):
+                moved[node.output[0]] = self._move(node.attribute[0].t, prefix + node.output[0])
+            else:
+                kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
+        if len(kept) < len(body.node):
+            del body.node[:]
+            body.node.extend(kept)
+        if moved:
+            _rename(body, moved)
+        for node in body.node:
+            self.node(node)
+
+    def _move(self, tensor: onnx.TensorProto, name: str) -> str:
+        """Make a large tensor an initializer of the top graph; the name that it got."""
+        made = self.top.initializer.add()
+        made.CopyFrom(tensor)
+        made.name = unique(name, self.values)
+        self.moved.setdefault(self._owner, []).append(made.name)
+        return str(made.name)
+
+    def _refer(self, tensor: onnx.TensorProto) -> None:
+        """Note where the bytes of a large initializer lie; write out what arrays have no form for."""
+        if not _is_large(tensor):
+            return
+        ref = self.store.add(tensor, f"initializer {tensor.name!r}")
+        if ref.dtype == "string" or ref.dtype in PACKED:
+            tensor.CopyFrom(self._written(ref, tensor.name))
+        else:
+            self.weights[tensor.name] = ref
+
+    def write_out(self, node: onnx.NodeProto) -> None:
+        """Put the bytes of large tensors among a node's attributes back into it."""
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR and not attribute.ref_attr_name:
+                self.write_out_all([attribute.t])
+            elif attribute.type == AttributeProto.TENSORS:
+                self.write_out_all(attribute.tensors)
+
+    def write_out_all(self, tensors: Iterable[onnx.TensorProto]) -> None:
+        """Put the bytes of these tensors back into them."""
+        for tensor in tensors:
+            if _is_large(tensor):
+                tensor.CopyFrom(self._written(self.store.add(tensor, f"tensor {tensor.name!r}"), tensor.name))
+
+    def _written(self, ref: TensorRef, name: str) -> onnx.TensorProto:
+        items = self.store.read(ref)
+        if ref.dtype == "string":
+            return helper.make_tensor(name, onnx.TensorProto.STRING, ref.shape, items.reshape(-1).tolist())
+        raw = items.tobytes() if ref.dtype not in PACKED else _packed(items.reshape(-1).view(np.uint8), ref.dtype)
+        return onnx.TensorProto(name=name, data_type=NUMBER[ref.dtype], dims=ref.shape, raw_data=raw)
+
+
+def _is_constant(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Constant" and node.domain == "" and len(node.attribute) == 1
+
+
+def _is_large(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def _rename(body: onnx.GraphProto, moved: Mapping[str, str]) -> None:
+    """Have a body and the bodies within it read values under other names."""
+    for node in body.node:
+        for i, name in enumerate(node.input):
+            if name in moved:
+                node.input[i] = moved[name]
+        for _, inner in body_graphs(node):
+            own = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
+            own.update(name for one in inner.node for name in one.output)
+            _rename(inner, {name: new for name, new in moved.items() if name not in own})
+    for value in body.output:
+        if value.name in moved:  # an output must be made in the body itself
+            body.node.add(
+                op_type="Identity", name=f"{moved[value.name]}/output", input=[moved[value.name]], output=[value.name]
+            )
+
+
+def _packed(items: np.ndarray, dtype: str) -> bytes:
+    """Elements of a 2- or 4-bit type, one per byte, as ONNX packs them: the first in the lowest bits."""
+    per_byte = PACKED[dtype]
+    bits = 8 // per_byte
+    padded = np.zeros(-(-items.size // per_byte) * per_byte, np.uint8)
+    padded[: items.size] = items & ((1 << bits) - 1)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return bytes(np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1).astype(np.uint8))
