@@ -5,8 +5,9 @@ without being started. One that nobody has probed is started and, before any ses
 small graph: its worker becomes the fleet's if it answers. If it dies or is late instead, the provider is refused, and
 the next fleet knows. What it answers is of no interest: claims are checked when they matter.
 
-Not probed are the providers of this package, and those with `ProviderSpec(debug=True)`, which are to be looked at while
-they crash. `OUTRIDER_PROBE=0` in the environment turns all of this off.
+Not probed are the providers of this package, except `ort` with a library, or with an execution provider other than ONNX
+Runtime's own for CPUs; and those with `ProviderSpec(debug=True)`, which are to be looked at while they crash.
+`OUTRIDER_PROBE=0` in the environment turns all of this off.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from outrider.scheduler.model import load_model
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.onnx_form import onnx_form
 from outrider.scheduler.options import ProviderSpec, invalid_option
-from outrider.scheduler.specs import target
+from outrider.scheduler.provider_file import foreign_files
 from outrider.scheduler.story import last_words
 from outrider.scheduler.verdicts import Verdict
 from outrider.scheduler.worker import Worker
@@ -49,7 +50,7 @@ def wanted() -> bool:
 
 def probed(spec: ProviderSpec) -> bool:
     """Whether a provider is one of somebody else's, and none that is being debugged."""
-    return not target(spec.kind).kind and not spec.debug
+    return foreign_files(spec) != [] and not spec.debug
 
 
 def small_graph() -> Graph:
