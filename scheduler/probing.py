@@ -32,7 +32,7 @@ from outrider.scheduler.model import load_model
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.onnx_form import onnx_form
 from outrider.scheduler.options import ProviderSpec, invalid_option
-from outrider.scheduler.provider_file import foreign_files
+from outrider.scheduler.provider_file import foreign_files, loads
 from outrider.scheduler.story import last_words
 from outrider.scheduler.verdicts import Verdict
 from outrider.scheduler.worker import Worker
@@ -126,7 +126,7 @@ def claim_verdict(
     try:
         answer.result(max(0.0, seconds))
     except TimeoutError:
-        reason = f"it did not answer what it claims within {deadline:g} s"
+        reason = f"it did not answer what it claims within {deadline:g} s{loads(worker.spec)}"
         (stack,) = stacks(monitor, [worker.current], keep=True)
         monitor.kill(worker, reason)
         story = f"Its Python stack:\n{stack}\n{_story(worker)}" if stack else _story(worker)
@@ -139,7 +139,7 @@ def claim_verdict(
 def death_verdict(worker: Worker, error: WorkerDiedError, deadline: float) -> Verdict:
     """The verdict on a worker that died when it was to claim."""
     why = f" ({error.reason})" if error.reason else ""
-    reason = f"{exit_text(error.exit_code)} while it was asked what it claims{why}"
+    reason = f"{exit_text(error.exit_code)} while it was asked what it claims{why}{loads(worker.spec)}"
     return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, _story(worker), time.time())
 
 

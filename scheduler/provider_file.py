@@ -27,9 +27,19 @@ def foreign_files(spec: ProviderSpec) -> list[str] | None:
     return [file] if file else None
 
 
+def loads(spec: ProviderSpec) -> str:
+    """Which libraries a provider loads, to be told when it dies of them; '' if none is named."""
+    libraries = _libraries(spec) if target(spec.kind).kind == "ort" else []
+    return f" (it loads {', '.join(libraries)})" if libraries else ""
+
+
+def _libraries(spec: ProviderSpec) -> list[str]:
+    return [path for option in _ORT_LIBRARIES for path in _paths(spec.options.get(option))]
+
+
 def _ort_files(spec: ProviderSpec, part: str) -> list[str]:
     """Its libraries, and what tells which ONNX Runtime loads them."""
-    libraries = [path for option in _ORT_LIBRARIES for path in _paths(spec.options.get(option))]
+    libraries = _libraries(spec)
     if not libraries and part in _ORT_OWN:
         return []
     if spec.python is not None:  # an installation there changes the time of its folder
@@ -40,9 +50,9 @@ def _ort_files(spec: ProviderSpec, part: str) -> list[str]:
 
 
 def _paths(given: object) -> list[str]:
-    """The paths that an option names."""
-    if isinstance(given, (str, os.PathLike)):
-        return [os.path.abspath(os.fspath(given))] if given else []
+    """The paths that an option names: a list, or text with commas."""
+    if isinstance(given, str):
+        return [os.path.abspath(os.path.expanduser(one.strip())) for one in given.split(",") if one.strip()]
     return [path for one in given for path in _paths(one)] if isinstance(given, Sequence) else []
 
 

@@ -1,8 +1,8 @@
 """What probes of providers saw, kept from one process to the next.
 
-A verdict holds for one way to start a provider: its kind, options, environment, interpreter and limits, the files of its
-class or libraries (time and size), the machine, and this version of Outrider. What changes any of these asks again. How
-long it is kept:
+A verdict holds for one way to start a provider: its kind, options, environment, interpreter and limits, the files of
+its class or its libraries (time and size), the machine, and this version of Outrider. What changes any of these asks
+again. How long it is kept:
 
 | the probe saw | kept |
 |---|---|
