@@ -195,7 +195,7 @@ def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderU
     if kept is not None:
         until = _time(verdict.when + verdicts.kept_seconds(verdict))
         lasting = (
-            f" It is not started again before {until}, unless its file or its options change or {kept} is removed."
+            f" It is not started again before {until}, unless its files or its options change or {kept} is removed."
         )
     again = f"`outrider doctor --probe '{spec.kind}'` probes it again"
     reason = f"its probe at {when} failed: {verdict.reason}.{lasting} {again}"
