@@ -30,6 +30,7 @@ from typing import Any
 
 from outrider import __version__
 from outrider.scheduler import cache
+from outrider.scheduler.interpreters import files_of
 from outrider.scheduler.oom import says_so
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.provider_file import foreign_files
@@ -103,11 +104,10 @@ def path_of(spec: ProviderSpec) -> str | None:
 def _facts(spec: ProviderSpec) -> dict[str, Any] | None:
     """All that a verdict depends on, as plain data."""
     files = foreign_files(spec)
-    if not files:
+    if files is None:
         return None
-    interpreter = os.path.abspath(os.fspath(spec.python or sys.executable))
     try:
-        stamps = [_stamp(file) for file in (*files, interpreter)]
+        stamps = [_stamp(one) for one in (*files, *files_of(spec.python or sys.executable))]
     except OSError:
         return None
     given = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec)}

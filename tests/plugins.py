@@ -1,7 +1,7 @@
 """The two plugin libraries with execution providers that PyPI has for machines without a GPU, each where it can live.
 
-`onnxruntime-ggml` pins an older onnxruntime, `nxrt-ep-cpu` works beside the newest: a virtual environment for each, built
-at first use and cached (`environments.py`).
+`onnxruntime-ggml` pins an older onnxruntime, `nxrt-ep-cpu` works beside the newest: a virtual environment for each,
+built at first use and cached (`environments.py`).
 """
 
 from __future__ import annotations

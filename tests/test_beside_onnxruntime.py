@@ -25,7 +25,7 @@ WITH_OUTRIDER = {
         r"ProviderUnavailableError: provider vendor .*SIGSEGV", r"library\.py\", line \d+ in \w+",
         r"vendor: absent", r"by cpu: \[1\. 2\. 3\. 4\.\]",
     ],
-    "hang": [r"vendor: .*it did not start within 3 s", r"by cpu: \[1\. 2\. 3\. 4\.\]"],
+    "hang": [r"vendor: .*it did not start within 10 s", r"by cpu: \[1\. 2\. 3\. 4\.\]"],
     "kernel": [
         r"good input: \[1\. 2\. 3\. 4\.\]", r"RunTimeoutError: .* 1 s", r"partition 0 \(root\)",
         r"vendor_provider\.py\", line \d+ in <lambda>", r"good input: \[1\. 2\. 3\. 4\.\]",

@@ -141,7 +141,7 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
 
 def test_doctor_probes_it_and_tells_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     library = build(tmp_path, "abort")
-    assert main(["doctor", "--probe", "ort", "--option", f"library={library}"]) == 3
+    assert main(["doctor", "--probe", f"ort?library={library}"]) == 3
     told = capsys.readouterr().out
     assert "SIGABRT" in told and str(library) in told
 

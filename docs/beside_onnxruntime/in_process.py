@@ -40,9 +40,9 @@ def kernel(library):
 
 def twice(library):
     onnxruntime.register_execution_provider_library("nxrt", library)
+    onnxruntime.set_default_logger_severity(4)
     device = next(one for one in onnxruntime.get_ep_devices() if one.ep_name == "cpu_ep")
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     options.add_provider_for_devices([device], {})
     options.add_provider_for_devices([device], {})
     try:

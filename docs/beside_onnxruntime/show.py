@@ -88,7 +88,17 @@ def build(folder: Path, fault: str) -> Path:
 
 def fetch(folder: Path) -> Path:
     """The library in the wheel of nxrt-ep-cpu; nothing is installed. Raises CalledProcessError."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+    ]
     subprocess.run([*pip, "nxrt-ep-cpu==0.1.0.dev6"], check=True)
     (wheel,) = folder.glob("nxrt_ep_cpu-*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -145,8 +155,8 @@ def page(shown: dict[tuple[str, str], Shown]) -> str:
     lines = [
         "# Beside ONNX Runtime in process", "",
         "An execution provider is someone else's native code. ONNX Runtime loads it into your process, Outrider into a",
-        "worker. Below is one library with three faults, loaded both ways by the same functions of onnxruntime, and one",
-        "that is asked for twice.", "",
+        "worker. Below is one library with three faults, loaded both ways by the same functions of onnxruntime, and",
+        "one that is asked for twice.", "",
         "Everything here was printed by [`show.py`](beside_onnxruntime/show.py), which builds",
         "[`vendor.c`](beside_onnxruntime/vendor.c) and runs [`in_process.py`](beside_onnxruntime/in_process.py) and",
         "[`with_outrider.py`](beside_onnxruntime/with_outrider.py); the provider is",

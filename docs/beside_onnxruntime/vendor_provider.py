@@ -29,10 +29,8 @@ def square_root(domain, names=("root",)):
     """A model of nodes with these names, one after the other, from float32 `x` to `y`, both of shape (4,), as bytes."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
     values = ["x", *(f"after {name}" for name in names[:-1]), "y"]
-    nodes = [
-        helper.make_node("Sqrt", [before], [after], name=name, domain=domain)
-        for name, before, after in zip(names, values, values[1:], strict=True)
-    ]
+    edges = zip(names, values[:-1], values[1:], strict=True)
+    nodes = [helper.make_node("Sqrt", [read], [made], name=name, domain=domain) for name, read, made in edges]
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("vendor", 1)]
     graph = helper.make_graph(nodes, "square root", [x], [y])
     return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()

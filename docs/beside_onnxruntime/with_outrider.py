@@ -31,7 +31,7 @@ def segfault(library):
 
 def hang(library):
     wished = ProviderSpec("ort", name="vendor", options={"library": library}, required=False)
-    options = SessionOptions(start_deadline=3)
+    options = SessionOptions(start_deadline=10)
     with InferenceSession(MODEL, providers=[wished, "cpu"], options=options) as session:
         print("vendor:", session.health()["vendor"]["reason"])
         print("by cpu:", session.run(None, {"x": GOOD})[0])
