@@ -30,6 +30,7 @@ from typing import Any
 
 from outrider import __version__
 from outrider.scheduler import cache
+from outrider.scheduler.interpreters import files_of
 from outrider.scheduler.oom import says_so
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.provider_file import provider_file
@@ -103,13 +104,12 @@ def path_of(spec: ProviderSpec) -> str | None:
 
 def _facts(spec: ProviderSpec) -> dict[str, Any] | None:
     """All that a verdict depends on, as plain data."""
-    foreign = spec.python is not None  # which modules that one would find is not known here
-    file = target(spec.kind).file if foreign else provider_file(spec.kind)
+    # Which modules another interpreter would find is not known here.
+    file = provider_file(spec.kind) if spec.python is None else target(spec.kind).file
     if not file:
         return None
-    interpreter = os.path.abspath(os.fspath(spec.python or sys.executable))
     try:
-        stamps = [_stamp(file), _stamp(interpreter)]
+        stamps = [_stamp(one) for one in (file, *files_of(spec.python or sys.executable))]
     except OSError:
         return None
     given = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec)}
