@@ -187,8 +187,8 @@ class Provider:
     `writes_out`: `compile`'s callable is called as `run(inputs, out)`, and writes where its readers look instead of
     being copied. `out[i]` is a writable, C-contiguous, 64-byte aligned array for an output whose shape follows from the
     declared ones, else None. It returns None for each output that it wrote there (or nothing, if that is all of them)
-    and the value of the others. A value that comes in place of `out[i]`, because the model declares it wrongly, say, is
-    copied as ever, and from then on `out[i]` is None for it.
+    and the value of the others. A value that comes although there is `out[i]`, which may have a shape that the model
+    declares wrongly, is copied as ever.
 
     `strided`: an array that one unit returns may reach the next one of the same partition as it is: with any strides
     and alignment, not copied, read-only. It must then stay as it is until the partition's next run begins.
