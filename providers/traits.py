@@ -109,6 +109,8 @@ def _value_lacking(value: Value, capabilities: Capabilities) -> str:
     ):  # fmt: skip
         if not taken and f"{wrapper}(" in value.dtype:
             return f"it takes no {wrapper}s, and {value.name!r} is {value.dtype}"
+    if "(" in value.dtype:  # what it consists of has shapes, it has none
+        return ""
     if capabilities.shapes != "any" and value.shape is None:
         return f"it takes known shapes only, and of {value.name!r} not even the rank is known"
     if capabilities.shapes == "static" and any(not isinstance(dim, int) for dim in value.shape or ()):
