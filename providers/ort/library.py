@@ -120,7 +120,7 @@ def _numbered(name: str, devices: list[Any], device: int) -> Any:
     raise unavailable(f"{name} has {len(devices)} devices, 0 to {len(devices) - 1}; there is none of number {device}")
 
 
-_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : ")
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+ : )?")
 _SOURCE = re.compile(r"/\S+/onnxruntime/\S+:\d+ [^\n]*?\) (?=\S)")
 
 

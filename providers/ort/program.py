@@ -130,7 +130,7 @@ class OrtProgram(Program):
             if value in arrays:
                 step.binding.bind_output(name, "cpu", 0, *self._address(value, arrays[value]))
             else:
-                step.binding.bind_output(name)
+                step.binding.bind_output(name)  # in this order `get_outputs` returns them
                 step.fresh.append((position, name, value))
         return step
 
