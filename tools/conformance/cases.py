@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider.tools.conformance.contract import BASIC, CONTRACTS, WHOLE, Contract, WholeContract
 from outrider.tools.conformance.operators import SUITE, Case, Selection, own_cases, suite_cases
-from outrider.tools.conformance.outcomes import CRASH, HANG, PASS, UNSUPPORTED, Outcome
+from outrider.tools.conformance.outcomes import HANG, PASS, UNSUPPORTED, Outcome
 from outrider.tools.conformance.running import Rig
 from outrider.tools.conformance.specimens import SPECIMENS, Specimen, built
 from outrider.tools.conformance.suite import load_suite
@@ -90,7 +90,7 @@ def _contract_result(rig: Rig, one: Contract, specimen: Specimen, tell: Tell) ->
     tell(name)
     begun = time.monotonic()
     outcome = rig.run(lambda: one.check(rig, specimen))
-    return Result(name, specimen.name, outcome, time.monotonic() - begun, one.checks, one.remedy)
+    return Result(name, specimen.group, outcome, time.monotonic() - begun, one.checks, one.remedy)
 
 
 def _whole_result(rig: Rig, one: WholeContract, taken: list[Specimen], tell: Tell) -> Result:

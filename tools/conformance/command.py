@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outrider.scheduler.errors import InvalidOptionError
-from outrider.scheduler.options import ProviderSpec, invalid_option
-from outrider.tools.opening import parse_pairs
-from outrider.tools.probing import option_value
+from outrider.scheduler.options import invalid_option
 from outrider.tools.text import plain, visible
 
 DEADLINE = 10.0  # seconds
@@ -34,10 +32,6 @@ def add_parser(commands: Any) -> None:
         "3 the provider does not start.",
     )
     parser.add_argument("spec", metavar="SPEC", help="as in providers=: cpu, ort, package.module:Class, file.py:Class")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE",
-                        help="an option of the provider; JSON where it is that, else text; may be repeated")  # fmt: skip
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
-                        help="an environment variable of its worker; may be repeated")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="without the cases of ONNX's backend suite")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN",
                         help="cases whose names match, as 'contract/*' or '*softmax*'; may be repeated")  # fmt: skip
@@ -72,13 +66,7 @@ def command(args: argparse.Namespace) -> int:
         tuple(args.only), _names(args.ops), frozenset(one.lower() for one in _names(args.dtypes)), _opsets(args.opsets)
     )
     entries = () if args.expect is None else read_expectations(args.expect)
-    spec = parse_provider(
-        ProviderSpec(
-            args.spec,
-            options={key: option_value(text) for key, text in parse_pairs("--option", args.option, first=True).items()},
-            env=parse_pairs("--env", args.env, first=True),
-        )
-    )
+    spec = parse_provider(args.spec)
     found: list[Result] = []
     begun = time.monotonic()
     with Rig(spec, args.deadline) as rig, _progress(spec.display) as tell:

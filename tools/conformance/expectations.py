@@ -10,11 +10,12 @@ failure.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+import tomllib
 
 from outrider.tools.conformance.cases import Result
 from outrider.tools.conformance.outcomes import KINDS, PASS
@@ -98,7 +99,5 @@ def write_expectations(path: str, found: Sequence[Result], old: Sequence[Expecta
 
 def _quoted(text: str) -> str:
     """A basic string of TOML."""
-    escaped = (
-        f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else "\\" + c if c in '\\"' else c for c in text
-    )
+    escaped = (f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else "\\" + c if c in '\\"' else c for c in text)
     return f'"{"".join(escaped)}"'

@@ -68,6 +68,7 @@ class Case:
     data: Sequence[tuple[dict[str, Any], list[Any]]]
     rtol: float
     atol: float
+    pattern: str = ""
 
     @cached_property
     def _graph(self) -> onnx.ModelProto:
@@ -80,8 +81,8 @@ class Case:
 
     @property
     def group(self) -> str:
-        """The operator that the case is about, or 'several'."""
-        return self.operators[0] if len(self.operators) == 1 else "several"
+        """What the case is about: its operator, or pattern of operators, or 'several'."""
+        return self.pattern or (self.operators[0] if len(self.operators) == 1 else "several")
 
     @cached_property
     def dtypes(self) -> frozenset[str]:
@@ -184,4 +185,6 @@ def _written_alike(specimen: Specimen, opset: int) -> bool:
 def _own(name: str, specimen: Specimen) -> Case:
     graph = built(specimen)
     feeds = graph.feeds()
-    return Case(name, graph.proto.SerializeToString(), [(feeds, graph.expected(feeds))], *specimen.tolerance)
+    return Case(
+        name, graph.proto.SerializeToString(), [(feeds, graph.expected(feeds))], *specimen.tolerance, specimen.group
+    )

@@ -31,7 +31,7 @@ _DETAIL = 4000  # characters
 @dataclass(frozen=True)
 class Outcome:
     """`kind`: one of KINDS. `reason`: in a line. `hint`: what probably is wrong, and what to do. `detail`: the
-    provider's traceback, or its stack and its last output."""
+    provider's traceback, or its stack, the innermost call first, and its last output."""
 
     kind: str
     reason: str = ""
@@ -84,6 +84,10 @@ def _line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+def _rest(error: Exception) -> str:
+    return str(error).partition("\n")[2][:_DETAIL]
+
+
 def _taken_back(error: ClaimBrokenError) -> Outcome:
     told = _detail(error)
     if _TAKEN_BACK.search(told):
@@ -94,13 +98,13 @@ def _taken_back(error: ClaimBrokenError) -> Outcome:
 
 def _lost(error: WorkerDiedError | ProviderUnavailableError | RunTimeoutError) -> Outcome:
     if isinstance(error, RunTimeoutError):
-        return Outcome(HANG, _line(error), _HANGS, str(error)[-_DETAIL:])
+        return Outcome(HANG, _line(error), _HANGS, _rest(error))
     reason = str(error.reason or "")
     if isinstance(error, ProviderUnavailableError):
         late = bool(_LATE.search(reason))
-        return Outcome(HANG if late else ERROR, _line(error), _HANGS if late else "", str(error)[-_DETAIL:])
+        return Outcome(HANG if late else ERROR, _line(error), _HANGS if late else "", _rest(error))
     where = f" at {', '.join(error.nodes)}" if error.nodes else ""
-    told = "\n".join(text for text in (error.stack, error.stderr) if text)[-_DETAIL:]
+    told = "\n".join(text for text in (error.stack, error.stderr) if text)[:_DETAIL]
     if _LATE.search(reason):
         return Outcome(HANG, f"in {error.phase}{where}: {reason}", _HANGS, told)
     how = error.signal or f"exit code {error.exit_code}"

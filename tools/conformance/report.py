@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 from outrider.tools.conformance.cases import Result
 from outrider.tools.conformance.expectations import Expectation, expected, surprise, unmet
-from outrider.tools.conformance.outcomes import KINDS, UNSUPPORTED
+from outrider.tools.conformance.outcomes import CRASH, HANG, KINDS, PASS, UNSUPPORTED, Outcome
 from outrider.tools.text import table
 
 FORMAT = 1  # of the plain data; counted up when a field goes or changes its meaning
-_DETAIL_LINES = 12
+_DETAIL_LINES = 6
 _DECLINES = 20
 _OPERATORS = 30
 
@@ -110,17 +110,20 @@ class Report:
         return "\n\n".join("\n".join(block) for block in blocks if block)
 
     def _failures(self) -> list[str]:
-        lines = []
+        """Each with its reason; the rest once for each operator and kind."""
+        lines: list[str] = []
+        told: set[tuple[str, str, str]] = set()
         for one, wrong in self.surprises:
             lines.append(f"{one.outcome.kind:11} {one.name}")
             if wrong != one.outcome.kind:
                 lines += _folded(f"it {wrong}" if wrong.startswith("passes") else wrong)
             lines += _folded(one.outcome.reason)
-            if not one.outcome.good:
+            key = one.group, one.outcome.kind, one.checks
+            if not one.outcome.good and key not in told:
+                told.add(key)
                 lines += _folded(one.checks and f"checks: {one.checks}") + _folded(one.outcome.hint)
                 lines += _folded(one.remedy and f"to do: {one.remedy}")
-                detail = one.outcome.detail.strip().splitlines()
-                lines += [f"{'':14}| {line}" for line in detail[-_DETAIL_LINES:]]
+                lines += [f"{'':14}| {line}" for line in _excerpt(one.outcome)]
         return lines
 
     def _listed(self) -> list[str]:
@@ -168,7 +171,13 @@ class Report:
 
 
 def _failed(counts: Counter[str]) -> int:
-    return sum(count for kind, count in counts.items() if kind not in ("PASS", UNSUPPORTED))
+    return sum(count for kind, count in counts.items() if kind not in (PASS, UNSUPPORTED))
+
+
+def _excerpt(outcome: Outcome) -> list[str]:
+    """The lines that matter: a stack has the innermost call first, a traceback last."""
+    lines = outcome.detail.strip().splitlines()
+    return lines[:_DETAIL_LINES] if outcome.kind in (CRASH, HANG) else lines[-_DETAIL_LINES:]
 
 
 def _said(one: Result) -> str:
@@ -177,7 +186,7 @@ def _said(one: Result) -> str:
 
 def _xml(text: str) -> str:
     """Without the characters that XML cannot have."""
-    return "".join(c if c in "\t\n\r" or 32 <= ord(c) < 0xD800 or 0xE000 <= ord(c) else "?" for c in text)
+    return "".join(c if c in "\t\n\r" or 32 <= ord(c) < 0xD800 or ord(c) >= 0xE000 else "?" for c in text)
 
 
 def _folded(text: str) -> list[str]:

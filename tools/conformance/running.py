@@ -16,14 +16,15 @@ from outrider.scheduler.worker import Worker
 from outrider.tools.conformance.compare import difference
 from outrider.tools.conformance.outcomes import CRASH, HANG, NotForIt, Outcome, classify
 
+START = 30.0  # seconds; a busy machine needs some, and one start that hangs ends it all
 COMPANION = "companion"  # computes what the provider under test declines
 
 
 class Rig:
     """One provider, and a worker of it that is there whenever a case needs one.
 
-    `deadline`: seconds that a start, an answer what it claims, a loading and a partition may each take. A context
-    manager. Raises ProviderUnavailableError if the provider does not start.
+    `deadline`: seconds that an answer what it claims, a loading and a partition may each take; a start at least
+    `START` seconds. A context manager. Raises ProviderUnavailableError if the provider does not start.
     """
 
     def __init__(self, spec: ProviderSpec, deadline: float) -> None:
@@ -38,8 +39,8 @@ class Rig:
         """Started when it is asked for."""
         if self._fleet is None:
             beside = ProviderSpec("cpu", COMPANION, threads=1)
-            # Cases tell more than a probe would.
-            self._fleet = Fleet._of([self.spec, beside], SessionOptions(start_deadline=self.deadline), None, probe=False)
+            options = SessionOptions(start_deadline=max(START, self.deadline))
+            self._fleet = Fleet._of([self.spec, beside], options, None, probe=False)  # cases tell more than a probe
         return self._fleet
 
     @property
@@ -94,6 +95,8 @@ class Rig:
         try:
             outcome = classify(difference=case())
         except (OutriderError, NotForIt) as error:
+            if getattr(error, "provider", None) == COMPANION:
+                raise  # no fault of the provider under test
             outcome = classify(error)
         if outcome.kind in (CRASH, HANG) or not self._whole():
             self.renew()
@@ -132,4 +135,3 @@ def closing_all(sessions: Sequence[InferenceSession]) -> Iterator[None]:
     finally:
         for session in sessions:
             session.close()
-

@@ -55,10 +55,11 @@ class Constant:
 class Specimen:
     """Steps from `x`, and further inputs, to `outputs`.
 
-    `older`: opsets that it is a case in beside `opset`, where it is written alike. `dtypes`: for which it is a case, the first one where nothing else is said. `like`: its only output has the dtype
-    and shape of `x`, its only input, so it can be chained. `elementwise`: it can be given scalars. `special`: values
-    that are not finite and that ONNX leaves no doubt about. `positive`: inputs are. `joins`: inputs must have the same
-    rows. `large`: rows with which results are large enough to lie in the output pool.
+    `dtypes`: for which it is a case, the first one where nothing else is said. `older`: opsets in which it is one, too,
+    if it is written alike there. `like`: its only output has the dtype and shape of `x`, its only input. `elementwise`:
+    it can be given scalars. `special`: values that are not finite and that ONNX leaves no doubt about. `positive`:
+    inputs are. `joins`: inputs must have the same rows. `large`: rows with which results are large enough to lie in the
+    output pool.
     """
 
     name: str
@@ -87,6 +88,11 @@ class Specimen:
     def operators(self) -> tuple[str, ...]:
         """Of its steps."""
         return tuple(step.op for step in self.steps)
+
+    @property
+    def group(self) -> str:
+        """Its operator, or its name if it has several."""
+        return self.steps[0].op if len(self.steps) == 1 else self.name
 
     @property
     def tolerance(self) -> tuple[float, float]:
@@ -185,8 +191,8 @@ class Built:
                 nodes.append(helper.make_node(step.op, read, made, name=label, **step.attributes))
             for name, dtype in specimen.outputs.items():
                 outputs.append(helper.make_tensor_value_info(prefix + name, NUMBER[dtype or specimen.kind], None))
-        made = [helper.make_tensor_value_info(name, NUMBER[kind], shape) for name, (kind, shape) in inputs.items()]
-        graph = helper.make_graph(nodes, "specimen", made, outputs, initializers)
+        fed = [helper.make_tensor_value_info(name, NUMBER[kind], shape) for name, (kind, shape) in inputs.items()]
+        graph = helper.make_graph(nodes, "specimen", fed, outputs, initializers)
         opset = self.parts[0].specimen.opset
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
@@ -272,8 +278,8 @@ _FILTER = {"w": Constant((4, 3, 3, 3)), "b": Constant((4,))}
 _NORM = {
     "scale": Constant((3,)), "shift": Constant((3,)), "mean": Constant((3,)),
     "variance": Constant((3,), value=[0.5, 1.0, 2.0]),
-}  # fmt: skip
-_PADS = {"pads": [1, 1, 1, 1]}
+}  # fmt: skip  # before opset 14 onnx.reference computes with the mean of the batch
+_PADS: dict[str, Any] = {"pads": [1, 1, 1, 1]}
 
 
 def _index(*items: int) -> Constant:
@@ -325,11 +331,11 @@ SPECIMENS = (
     Specimen("Split", _one("Split", "x", "y z", axis=1, num_outputs=2), outputs={"y": "", "z": ""}, dtypes=NUMBERS),
     Specimen("Where", _one("Where", "m x b"), {"m": Constant((WIDTH,), "bool")}, more={"b": ROWS}, joins=True),
     Specimen("Equal", _one("Equal", "x b"), more={"b": ROWS}, outputs={"y": "bool"}, dtypes=NUMBERS, joins=True),
-    Specimen("Conv", _one("Conv", "x w b", **_PADS), _FILTER, x=IMAGE, large=128),
+    Specimen("Conv", (Step("Conv", "x w b", "y", _PADS),), _FILTER, x=IMAGE, large=128),
     Specimen("Conv-no-bias", _one("Conv", "x w", strides=[2, 2]), {"w": _FILTER["w"]}, x=IMAGE, large=256),
     Specimen("ConvTranspose", _one("ConvTranspose", "x w"), {"w": Constant((3, 4, 2, 2))}, x=IMAGE, large=24),
     Specimen("BatchNormalization", _one("BatchNormalization", "x scale shift mean variance"), _NORM, x=IMAGE,
-             dtypes=("float32",), large=128),
+             dtypes=("float32",), older=(17,), large=128),
     Specimen("MaxPool", _one("MaxPool", kernel_shape=[2, 2], strides=[2, 2]), x=IMAGE, large=128),
     Specimen("AveragePool", _one("AveragePool", kernel_shape=[2, 2]), x=IMAGE, large=16),
     Specimen("GlobalAveragePool", _one("GlobalAveragePool"), x=IMAGE, large=512),
@@ -361,7 +367,8 @@ SPECIMENS = (
             Step("Conv", "x w", "p", _PADS), Step("BatchNormalization", "p scale shift mean variance", "s"),
             Step("Relu", "s", "y"),
         ),
-        {"w": Constant((3, 3, 3, 3)), **_NORM}, x=IMAGE, dtypes=("float32",), large=128,
+        {"w": Constant((3, 3, 3, 3)), **_NORM}, x=IMAGE, dtypes=("float32",),
+        older=(17,), large=128,
     ),
     Specimen(
         "MatMul+Softmax+MatMul",

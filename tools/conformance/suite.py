@@ -113,7 +113,7 @@ def _generate() -> Iterator[dict[str, Any]]:
             elif case.model_dir is not None:
                 model, data = _from_folder(Path(case.model_dir))
             else:
-                model, data = _light(Path(onnx.__file__).parent.parent / case.url)
+                model, data = _light(Path(onnx.__file__).parent.parent / str(case.url))
             names = _fed(model)
             yield {
                 "name": case.name,
@@ -123,7 +123,7 @@ def _generate() -> Iterator[dict[str, Any]]:
                 "model": model.SerializeToString(),
                 "data": [
                     (dict(zip(names, map(_encode, inputs), strict=False)), [_encode(item) for item in outputs])
-                    for inputs, outputs in data
+                    for inputs, outputs in data or ()
                 ],
             }
 
