@@ -16,6 +16,7 @@ from typing import Any
 
 from outrider.scheduler.errors import InvalidOptionError
 from outrider.scheduler.options import invalid_option
+from outrider.tools.opening import SPECS
 from outrider.tools.text import plain, visible
 
 DEADLINE = 10.0  # seconds
@@ -31,7 +32,7 @@ def add_parser(commands: Any) -> None:
         epilog="Exit codes: 0 nothing but PASS, UNSUPPORTED and what was expected; 1 anything else; 2 bad usage; "
         "3 the provider does not start.",
     )
-    parser.add_argument("spec", metavar="SPEC", help="as in providers=: cpu, ort, package.module:Class, file.py:Class")
+    parser.add_argument("spec", metavar="SPEC", help=f"the provider: {SPECS}")
     parser.add_argument("--quick", action="store_true", help="without the cases of ONNX's backend suite")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN",
                         help="cases whose names match, as 'contract/*' or '*softmax*'; may be repeated")  # fmt: skip
