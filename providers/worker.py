@@ -283,8 +283,9 @@ class Worker:
         """The ONNX form of the session's model, for a provider that wants one."""
         if packed is None:
             return None
-        data, weights, moved = unpack_model(packed)
-        made = self.models[session] = OnnxModel(constants.array(data).data, LazyConstants(constants, weights), moved)
+        data, weights, moved, foreign = unpack_model(packed)
+        arrays = LazyConstants(constants, weights)
+        made = self.models[session] = OnnxModel(constants.array(data).data, arrays, moved, foreign)
         return made
 
     def claims(self, message: messages.Claim) -> messages.Claims:

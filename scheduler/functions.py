@@ -60,7 +60,7 @@ class _Inliner:
         self.functions: dict[FunctionKey, onnx.FunctionProto] = {
             function_key(function): function for function in skeleton.model.functions
         }
-        self.values = _value_names(skeleton.model.graph)
+        self.values = value_names(skeleton.model.graph)
 
     def graph(self, graph: onnx.GraphProto, everything: bool) -> None:
         """Expand calls of a graph and its bodies, in place."""
@@ -167,7 +167,7 @@ def _defined(graph: onnx.GraphProto) -> set[str]:
     return found | {name for node in graph.node for name in node.output if name}
 
 
-def _value_names(graph: onnx.GraphProto) -> set[str]:
+def value_names(graph: onnx.GraphProto) -> set[str]:
     """All names of values in a graph and its bodies."""
     names: set[str] = set()
     graphs: Iterable[onnx.GraphProto] = [graph, *(body for node in walk(graph) for _, body in body_graphs(node))]

@@ -111,6 +111,26 @@ def _change(op_type: str, opset: int) -> int:
     return _RENUMBER if _form(now) == _form(then) and not then.deprecated else _CONVERT
 
 
+@cache
+def means_the_same(op_type: str, domain: str, opset: int, other: int) -> bool:
+    """Whether a node written for `opset` of its domain may stand in a model that imports `other`.
+
+    It may if the operator did not change in between, or only took more types. Unknown operators may not.
+    """
+    if opset == other:
+        return True
+    first, last = BROKEN.get(op_type, (TARGET, 0)) if domain == "" else (TARGET, 0)
+    try:
+        now = onnx.defs.get_schema(op_type, max_inclusive_version=opset, domain=domain)
+        then = onnx.defs.get_schema(op_type, max_inclusive_version=other, domain=domain)
+    except onnx.defs.SchemaError:
+        return False
+    if now.since_version == then.since_version:
+        return True
+    broken = any(first <= one <= last for one in (opset, other))
+    return opset < other and not broken and not then.deprecated and _form(now) == _form(then)
+
+
 def _form(schema: Any) -> tuple[Any, ...]:
     """What an operator takes and makes, without types."""
     attributes = {

@@ -4,8 +4,14 @@ The bytes lie in a weight segment like any constant. They differ from the skelet
 
 - `Constant` nodes of the graph are initializers of their outputs' names;
 - a large tensor is an initializer of the graph, `external_data` naming no file; one that a body owns moves out of it,
-  under a name of its own; one within a function or an attribute is written out, since nothing there can refer to one;
-- inputs, outputs and training data are left out: a part gets inputs and outputs of its own.
+  under a name of its own; one within a function or an attribute is written out, since nothing there can refer to one,
+  and so is one of a type that arrays have no common form for;
+- inputs, outputs and training data are left out: a part gets inputs and outputs of its own;
+- an IR version below 4 is 4, the first in which an initializer need not be an input: those that are none are constants
+  in all of them.
+
+A model has one opset of each domain, but functions have their own, which the nodes inlined from them keep. Those whose
+form or meaning differs between the two are told (`foreign`): no part can hold them.
 """
 
 from __future__ import annotations
@@ -19,27 +25,43 @@ from onnx import AttributeProto, helper
 
 from outrider.providers.wire.dtypes import NUMBER, PACKED
 from outrider.providers.wire.graph import TensorRef
+from outrider.scheduler.functions import value_names
+from outrider.scheduler.limits import MAX_BYTES, FunctionKey, function_key
+from outrider.scheduler.lowering import means_the_same
 from outrider.scheduler.model import LoadedModel
-from outrider.scheduler.skeleton import body_graphs, unique, walk_nodes
-from outrider.scheduler.store import WeightStore
+from outrider.scheduler.model_errors import ModelLimitError
+from outrider.scheduler.plain import FIRST_IR_WITH_OVERRIDES
+from outrider.scheduler.skeleton import Skeleton, body_graphs, opset_imports, unique, walk_nodes
+from outrider.scheduler.store import KEPT_BYTES, WeightStore
+
+# Their bytes are written out: onnxruntime takes no arrays of complex numbers or strings, and 2- and 4-bit elements
+# are packed in ONNX and not in arrays.
+_WRITTEN_OUT = frozenset({"string", "complex64", "complex128", *PACKED})
 
 
 @dataclass(frozen=True)
 class OnnxForm:
     """`data`: where the serialized model lies. `weights`: where the bytes of its large initializers lie, by name.
 
-    `moved`: of nodes with bodies, the names of initializers that were moved out of those.
+    `moved`: of nodes with bodies, the names of initializers that were moved out of those. `foreign`: the nodes that no
+    part of the model can hold, and why.
     """
 
     data: TensorRef
     weights: dict[str, TensorRef]
     moved: dict[str, list[str]]
+    foreign: dict[str, str]
 
 
 def onnx_form(loaded: LoadedModel) -> OnnxForm:
-    """Serialize a loaded model into its weight store, whose segments must be sealed and sent afterwards."""
+    """Serialize a loaded model into its weight store, whose segments must be sealed and sent afterwards.
+
+    Raises ModelLimitError if that is more than protobuf holds.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(loaded.skeleton.model)
+    model.ir_version = max(model.ir_version, FIRST_IR_WITH_OVERRIDES)
+    foreign = _foreign(loaded.skeleton, model)
     maker = _Maker(loaded.store, model)
     maker.graph(model.graph)
     for function in model.functions:
@@ -48,10 +70,52 @@ def onnx_form(loaded: LoadedModel) -> OnnxForm:
             for _, body in body_graphs(node):
                 maker.write_out_all(body.initializer)
     del model.graph.input[:], model.graph.output[:]
+    if (size := model.ByteSize()) > MAX_BYTES:
+        raise ModelLimitError(
+            f"{loaded.path}: nodes, and constants that must lie among them, are {size:,} bytes in ONNX form; protobuf "
+            f"holds at most {MAX_BYTES:,}.",
+            what="bytes", limit=MAX_BYTES, got=size,
+        )  # fmt: skip
     data = np.frombuffer(model.SerializeToString(), np.uint8)
-    return OnnxForm(
-        loaded.store.add_array("uint8", data.shape, data, "the serialized model"), maker.weights, maker.moved
-    )
+    ref = loaded.store.add_array("uint8", data.shape, data, "the serialized model")
+    return OnnxForm(ref, maker.weights, maker.moved, foreign)
+
+
+def _foreign(skeleton: Skeleton, model: onnx.ModelProto) -> dict[str, str]:
+    """Nodes of the graph that the opsets of the model do not describe, and why.
+
+    Imports of domains that only functions import are added to `model`.
+    """
+    if not skeleton.opsets and not model.functions:
+        return {}
+    imports = skeleton.imports()
+    functions = {function_key(one): one for one in model.functions}
+    why: dict[FunctionKey, str] = {}
+
+    def among(nodes: Iterable[onnx.NodeProto], inherited: Mapping[str, int]) -> str:
+        for node in walk_nodes(nodes):
+            key = function_key(node)
+            if key in functions:
+                if key not in why:
+                    why[key] = ""  # functions that call themselves were refused at load
+                    why[key] = among(functions[key].node, opset_imports(functions[key].opset_import))
+                if why[key]:
+                    return why[key]
+                continue
+            own = skeleton.opsets.get(node.name, inherited).get(node.domain, 1)
+            if node.domain not in imports:
+                imports[node.domain] = own
+                model.opset_import.add(domain=node.domain, version=own)
+            if not _is_constant(node) and not means_the_same(node.op_type, node.domain, own, imports[node.domain]):
+                domain = node.domain or "ai.onnx"
+                return (
+                    f"{domain}::{node.op_type} is of opset {own}, as its function says, and may mean another thing in "
+                    f"opset {imports[node.domain]}, which the model imports"
+                )
+        return ""
+
+    told = {node.name: among([node], imports) for node in model.graph.node}
+    return {name: reason for name, reason in told.items() if reason}
 
 
 class _Maker:
@@ -61,9 +125,7 @@ class _Maker:
         self.weights: dict[str, TensorRef] = {}
         self.moved: dict[str, list[str]] = {}
         self._owner = ""  # the node of the graph whose bodies are looked at
-        self.values = {name for node in walk_nodes(model.graph.node) for name in (*node.input, *node.output)}
-        self.values.update(tensor.name for tensor in model.graph.initializer)
-        self.values.update(info.name for info in model.graph.input)
+        self._values = value_names(model.graph)
 
     def graph(self, graph: onnx.GraphProto) -> None:
         """The top graph: constants become initializers, bodies lose what is large."""
@@ -84,7 +146,7 @@ class _Maker:
             self._refer(tensor)
 
     def node(self, node: onnx.NodeProto) -> None:
-        """A node of the graph or of a body: what is large in it goes elsewhere."""
+        """A node of the graph or of a body: what is large in its attributes is written out, in its bodies moved."""
         self.write_out(node)
         for part, body in body_graphs(node):
             self.body(body, f"{node.name}/{part}/")
@@ -92,8 +154,10 @@ class _Maker:
     def body(self, body: onnx.GraphProto, prefix: str) -> None:
         """Move the large initializers and constants of a body, and of those within it, to the top graph."""
         moved: dict[str, str] = {}
-        for tensor in [tensor for tensor in body.initializer if _is_large(tensor)]:
-            moved[tensor.name] = self._move(tensor, prefix + tensor.name)
+        defaults = {value.name for value in body.input}  # nobody reads an initializer of such a name
+        for tensor in [one for one in body.initializer if _is_large(one) or one.name in defaults]:
+            if tensor.name not in defaults:
+                moved[tensor.name] = self._move(tensor, prefix + tensor.name)
             body.initializer.remove(tensor)
         kept = []
         for node in body.node:
@@ -113,7 +177,7 @@ class _Maker:
         """Make a large tensor an initializer of the top graph; the name that it got."""
         made = self.top.initializer.add()
         made.CopyFrom(tensor)
-        made.name = unique(name, self.values)
+        made.name = unique(name, self._values)
         self.moved.setdefault(self._owner, []).append(made.name)
         return str(made.name)
 
@@ -122,7 +186,7 @@ class _Maker:
         if not _is_large(tensor):
             return
         ref = self.store.add(tensor, f"initializer {tensor.name!r}")
-        if ref.dtype == "string" or ref.dtype in PACKED:
+        if ref.dtype in _WRITTEN_OUT or ref.nbytes <= KEPT_BYTES:  # small external ones: shapes, axes
             tensor.CopyFrom(self._written(ref, tensor.name))
         else:
             self.weights[tensor.name] = ref
@@ -167,11 +231,9 @@ def _rename(body: onnx.GraphProto, moved: Mapping[str, str]) -> None:
             own = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
             own.update(name for one in inner.node for name in one.output)
             _rename(inner, {name: new for name, new in moved.items() if name not in own})
-    for value in body.output:
-        if value.name in moved:  # an output must be made in the body itself
-            body.node.add(
-                op_type="Identity", name=f"{moved[value.name]}/output", input=[moved[value.name]], output=[value.name]
-            )
+    for name in dict.fromkeys(value.name for value in body.output if value.name in moved):
+        # An output must be made in the body itself.
+        body.node.add(op_type="Identity", name=f"{moved[name]}/#output", input=[moved[name]], output=[name])
 
 
 def _packed(items: np.ndarray, dtype: str) -> bytes:

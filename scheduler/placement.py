@@ -248,7 +248,7 @@ class Placer:
         """Have the ONNX form of the model at hand, if a provider wants it."""
         if any(worker.hello is not None and worker.hello.wants_model for worker in self.workers):
             form = onnx_form(self.loaded)
-            self.deployer.model = pack_model(form.data, form.weights, form.moved)
+            self.deployer.model = pack_model(form.data, form.weights, form.moved, form.foreign)
             self.deployer.weights = self.loaded.store.seal()
 
     @functools.cached_property

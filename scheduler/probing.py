@@ -81,7 +81,7 @@ def _small_claim(worker: Worker, session: int) -> messages.Claim:
             (weights[segment],) = worker.current.send_descriptors([descriptor])
     finally:
         loaded.store.close()
-    packed = pack_model(form.data, form.weights, form.moved)
+    packed = pack_model(form.data, form.weights, form.moved, form.foreign)
     return messages.Claim(session, 1, pack_graph(loaded.graph), weights, packed)
 
 

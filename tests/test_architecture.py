@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.environments import interpreters
 
 pytestmark = pytest.mark.fast
 
@@ -151,14 +152,7 @@ def test_workers_files_are_python_310() -> None:
         ast.parse((ROOT / file).read_text(), file, feature_version=(3, 10))
 
 
-def _interpreters_310() -> list[str]:
-    """Every Python 3.10 at hand: on the PATH, or kept by pyenv, whose stand-in on the PATH may not work."""
-    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.10.*/bin/python3.10")
-    found = [shutil.which("python3.10"), *map(str, kept)]
-    return [one for one in found if one and subprocess.run([one, "-c", ""], capture_output=True).returncode == 0]
-
-
-@pytest.mark.parametrize("python", [sys.executable, *_interpreters_310()])
+@pytest.mark.parametrize("python", [sys.executable, *interpreters("3.10")])
 def test_workers_files_compile_under_python_310_where_there_is_one(python: str) -> None:
     script = "import sys\nfor name in sys.argv[1:]: compile(open(name).read(), name, 'exec')"
     command = [python, "-c", script, *(str(ROOT / file) for file in PYTHON_310)]

@@ -21,7 +21,6 @@ from outrider.tools.bench.measure import Budget, Request, Round, Row, difference
 from outrider.tools.bench.plot import svg
 from outrider.tools.cli import main
 
-SLOW = ("crash", "flight", "models", "nodes", "stages", "start")
 PACKAGES = {"outrider", "numpy", "onnx", "onnxruntime", "pyzmq", "msgpack"}
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -47,7 +46,7 @@ def bench(*arguments):
     return code, out.getvalue(), err.getvalue()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SLOW else pytest.mark.fast) for n in BENCHES])
+@pytest.mark.parametrize("name", BENCHES)
 def test_every_bench_measures_and_leaves_nothing(name, tmp_path):
     code, out, err = bench(
         name, "--quick", "--rounds", "1", "--json", "--save", str(tmp_path), "--plot", str(tmp_path / "p.svg")
@@ -88,7 +87,6 @@ def test_a_runtime_measures_itself_in_its_own_process_and_says_why_it_refuses(tm
         pass
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -102,7 +100,6 @@ def test_bad_usage(arguments):
     assert code == 2 and out == "" and err
 
 
-@pytest.mark.fast
 @pytest.mark.parametrize(
     ("budget", "value", "ratio", "verdict"),
     [
@@ -122,13 +119,11 @@ def test_verdicts(budget, value, ratio, verdict):
     assert judgement.verdict == verdict and judgement.met == (verdict == "met")
 
 
-@pytest.mark.fast
 def test_rows_without_a_figure_or_a_budget_have_no_verdict():
     assert judged(Row("r", None, "us", note="absent"), Budget(value=1)).met is None
     assert judged(Row("r", 1.0, "us"), None).verdict == ""
 
 
-@pytest.mark.fast
 def test_a_row_is_the_median_of_rounds_and_of_ratios_within_a_round():
     taken = [Round(10, 20), Round(30, 40), Round(20, 90)]
     base = [Round(10), Round(10), Round(5)]
@@ -139,7 +134,6 @@ def test_a_row_is_the_median_of_rounds_and_of_ratios_within_a_round():
     assert [one.p50 for one in differences(taken, base, 5)] == [0, 4, 3]
 
 
-@pytest.mark.fast
 def test_variants_are_interleaved_there_and_back():
     order = []
 
@@ -155,19 +149,16 @@ def test_variants_are_interleaved_there_and_back():
     assert {name: len(rounds) for name, rounds in taken.items()} == {"a": 2, "b": 2}
 
 
-@pytest.mark.fast
 def test_few_calls_have_a_median_and_no_percentile():
     assert summary([3, 1, 2]) == Round(2)
     assert summary(range(1, 201)) == Round(100.5, 199)
 
 
-@pytest.mark.fast
 def test_calls_of_a_quick_look():
     assert Request().calls(600) == 600
     assert 2 <= Request(quick=True).calls(600) < 60
 
 
-@pytest.mark.fast
 def test_a_plot_escapes_names_and_uses_a_logarithmic_axis_for_what_differs_much():
     rows = [Row("a < b & c", 1.0, "us", low=0.9, high=1.2), Row("far", 5000.0, "us"), Row("zero", 0.0, "copies")]
     drawn = ElementTree.fromstring(svg([("hop", rows)]))
@@ -177,7 +168,6 @@ def test_a_plot_escapes_names_and_uses_a_logarithmic_axis_for_what_differs_much(
     assert widths[0] < widths[1] and widths[2] == 1
 
 
-@pytest.mark.fast
 def test_a_profile_follows_the_path_and_leaves_the_library_as_it_was():
     held = (os.eventfd_read, os.eventfd_write, Slots.take)
     _, out, _ = bench("profile", "--quick", "--rounds", "1", "--json")
@@ -194,7 +184,6 @@ def test_a_profile_follows_the_path_and_leaves_the_library_as_it_was():
     assert held == (os.eventfd_read, os.eventfd_write, Slots.take)
 
 
-@pytest.mark.fast
 def test_marks_name_what_the_library_has():
     marks = Marks()
     with pytest.raises(AttributeError, match="no_such"):

@@ -13,8 +13,6 @@ from outrider.scheduler import InferenceSession, SessionOptions, errors
 from tests.builders import chain
 from tests.leaks import worker_pids
 
-pytestmark = pytest.mark.fast
-
 OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
 NEITHER = SessionOptions(replay=False, fallback=False)
 LARGE = np.arange(1 << 18, dtype=np.float32).reshape(-1, 4) - 1000  # its result is leased, not copied

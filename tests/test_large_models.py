@@ -16,8 +16,6 @@ from outrider.scheduler.errors import ModelLimitError, ModelLoadError, OutOfMemo
 from tests.builders import model, node, tensor
 from tests.leaks import worker_pids
 
-pytestmark = pytest.mark.fast
-
 ROWS, COLUMNS = 3 << 18, 1024  # of float32: 3 GiB
 MODEST = 500 << 20  # bytes
 

@@ -29,8 +29,6 @@ from tests.decoding import EACH, HEADS, WIDTH, decoder, growing_graphs
 from tests.oracle import run_ort
 from tests.program_harness import graph_of, model, unit_of
 
-pytestmark = pytest.mark.fast
-
 BUFFER = 1 << 17  # bytes of each input's and output's memory, more than any value needs
 
 

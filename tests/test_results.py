@@ -25,8 +25,6 @@ from tests.builders import model, node, tensor
 from tests.gates import end
 from tests.leaks import worker_pids
 
-pytestmark = pytest.mark.fast
-
 SIZES = {"small": 4, "large": 1 << 18}  # elements: copied, and leased from the worker's output pool
 TWICE = model([node("Add", "x x", "y")], [tensor("x", ["N"])], [tensor("y", None)])
 

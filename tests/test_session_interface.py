@@ -77,8 +77,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception]]] = {
     "one twice": (RELU, {"providers": ["cpu", "cpu:0"]}, errors.InvalidOptionError),
     "nobody's name": (RELU, {"providers": ["cpu", "cpuu"]}, errors.UnknownProviderError),
     "not built": (RELU, {"providers": ["cpu", "cuda:0"]}, errors.UnsupportedOptionError),
-    "onnxruntime": (RELU, {"providers": ["ort"]}, errors.UnsupportedOptionError),
-    "a foreign name": (RELU, {"providers": ["CUDAExecutionProvider"]}, errors.UnsupportedOptionError),
+    "a device not built": (RELU, {"providers": ["sim:0"]}, errors.UnsupportedOptionError),
     "no such file": (RELU, {"providers": ["cpu", "no_such.py:Class"]}, errors.InvalidOptionError),
     "too many dicts": (RELU, {"provider_options": [{}, {}]}, errors.InvalidOptionError),
     "both options": (

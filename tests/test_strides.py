@@ -18,8 +18,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.program_harness import run_cpu
 
-pytestmark = pytest.mark.fast
-
 RNG = np.random.default_rng(0)
 Case = tuple[str, list[np.ndarray | None], dict[int, tuple[int, ...]], dict[str, Any]]
 

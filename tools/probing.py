@@ -139,7 +139,7 @@ def _claims(
     try:
         if worker.hello is not None and worker.hello.wants_model:
             form = onnx_form(loaded)
-            model = pack_model(form.data, form.weights, form.moved)
+            model = pack_model(form.data, form.weights, form.moved, form.foreign)
         for segment, descriptor in loaded.store.seal().items():
             (weights[segment],) = worker.current.send_descriptors([descriptor])
     except WorkerDiedError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnxruntime
@@ -45,7 +45,7 @@ class OrtProvider(Provider):
 
         return run
 
-    def _options(self, model: Any, weights: Sequence[str]) -> Any:
+    def _options(self, model: Any, weights: Mapping[str, str]) -> Any:
         options = onnxruntime.SessionOptions()
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(model.weights[name]) for name in weights]
         for name, value in zip(weights, values, strict=True):

@@ -22,45 +22,54 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.providers.wire.dtypes import NUMBER
+from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER
 from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.graph import Node, Shape, Value
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_IR_VERSION, _MODEL_GRAPH, _MODEL_OPSET_IMPORT, _MODEL_FUNCTIONS = 1, 7, 8, 25
 _GRAPH_NODE, _GRAPH_NAME, _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT, _GRAPH_VALUE_INFO = 1, 2, 5, 11, 12, 13
-_NODE_NAME, _TENSOR_NAME, _VALUE_NAME = 3, 8, 1
+_NODE_NAME, _TENSOR_NAME, _TENSOR_DATA_TYPE, _VALUE_NAME = 3, 8, 2, 1
 
 
 @dataclass(frozen=True)
 class Part:
-    """A model made of some nodes: its bytes, and the names of the initializers whose bytes are not in it."""
+    """A model made of some nodes: its bytes, and the initializers whose bytes are not in it, each with its dtype.
+
+    The array of such a one is `OnnxModel.weights[name]`; where `ml_dtypes` is not installed, that of a dtype that
+    numpy does not have holds raw unsigned integers.
+    """
 
     data: bytes
-    weights: tuple[str, ...]
+    weights: Mapping[str, str]
 
 
 class OnnxModel:
     """A serialized model. `weights`: the large initializers, by name, as read-only arrays that are not copied.
 
-    `moved`: of nodes with bodies, the initializers that were moved out of those. Raises WireError when the bytes are no
-    model as the coordinator makes it.
+    `moved`: of nodes with bodies, the initializers that were moved out of those. `foreign`: names of nodes that no part
+    can hold, because an opset describes them that the model does not import, and that in words. Raises WireError when
+    the bytes are no model as the coordinator makes it.
     """
 
     def __init__(
-        self, data: bytes | memoryview, weights: Mapping[str, np.ndarray], moved: Mapping[str, Sequence[str]]
+        self,
+        data: bytes | memoryview,
+        weights: Mapping[str, np.ndarray],
+        moved: Mapping[str, Sequence[str]],
+        foreign: Mapping[str, str],
     ) -> None:
         self.weights = weights
+        self.foreign = foreign
         self._moved = moved
-        view = memoryview(data)
         self._head: list[memoryview] = []
         self._nodes: dict[str, memoryview] = {}
         self._initializers: dict[str, memoryview] = {}
         self._infos: dict[str, memoryview] = {}
         graph: memoryview | None = None
-        for number, whole, payload in fields(view):
+        for number, whole, payload in fields(memoryview(data)):
             if number == _MODEL_GRAPH:
-                graph = payload
+                graph = _message(whole, payload)
             elif number in (_MODEL_IR_VERSION, _MODEL_OPSET_IMPORT, _MODEL_FUNCTIONS):
                 self._head.append(whole)
         if graph is None:
@@ -73,34 +82,51 @@ class OnnxModel:
         for number, whole, payload in fields(graph):
             if number in named:
                 table, name_field = named[number]
-                table[_text(payload, name_field)] = whole
+                table[_text(_message(whole, payload), name_field)] = whole
 
     def cut(self, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]) -> Part:
-        """A model of these nodes of the model's graph, in topological order.
+        """A model of these nodes of the model's graph, in topological order. The same arguments give the same bytes.
 
-        `inputs` get their types and shapes, `outputs` their types only, since declared shapes lie in real models. What
-        the nodes read and neither they nor `inputs` make must be initializers. Raises WireError for unknown names.
+        `inputs` get their dtypes and shapes; whoever runs the part may hold arrays against those shapes, which are not
+        always true, since real models declare wrong ones: a Value with shape None promises nothing. `outputs` get
+        their dtypes only, and those of unknown dtype not even that. What the nodes read and neither they nor `inputs`
+        make must be initializers. Raises WireError for unknown names, for `foreign` nodes, and for an input of
+        unknown dtype, which ONNX cannot express (`is_declarable` tells).
         """
+        for node in nodes:
+            if node.name in self.foreign:
+                reason = self.foreign[node.name]
+                raise WireError(f"no part can hold node {node.name!r}: {reason}", where=node.name, reason=reason)
         given = {value.name for value in inputs}
-        made = {value.name for node in nodes for value in node.outputs if value.name}
+        made = dict.fromkeys(value.name for node in nodes for value in node.outputs if value.name)
         read = dict.fromkeys(value.name for node in nodes for value in (*node.inputs, *node.captures) if value.name)
         read.update((name, None) for node in nodes for name in self._moved.get(node.name, ()))
-        constants = [name for name in read if name not in given and name not in made]
-        known = given | {value.name for value in outputs}
+        results = {value.name: value for value in outputs}
+        constants = [name for name in (read | results) if name not in given and name not in made]
         parts: list[bytes | memoryview] = [_field(_GRAPH_NAME, b"part")]
         parts += [self._find(self._nodes, node.name, "node") for node in nodes]
         parts += [self._find(self._initializers, name, "initializer") for name in constants]
         parts += [_field(_GRAPH_INPUT, value_info(value, value.shape)) for value in inputs]
-        parts += [_field(_GRAPH_OUTPUT, value_info(value, None)) for value in outputs]
-        parts += [self._infos[name] for name in made if name in self._infos and name not in known]
+        parts += [_field(_GRAPH_OUTPUT, _result(value)) for value in results.values()]
+        parts += [
+            self._infos[name] for name in made if name in self._infos and name not in given and name not in results
+        ]
         data = b"".join([*self._head, _field(_MODEL_GRAPH, b"".join(parts))])
-        return Part(data, tuple(name for name in constants if name in self.weights))
+        return Part(data, {name: self._dtype(name) for name in constants if name in self.weights})
 
     def _find(self, table: Mapping[str, memoryview], name: str, what: str) -> memoryview:
         found = table.get(name)
         if found is None:
             raise WireError(f"the serialized model has no {what} {name!r}", where="model", reason=f"unknown {what}")
         return found
+
+    def _dtype(self, name: str) -> str:
+        """Of an initializer."""
+        for _, _, tensor in fields(self._initializers[name]):
+            for number, _, payload in fields(tensor):
+                if number == _TENSOR_DATA_TYPE:
+                    return BY_NUMBER.get(_varint(payload, 0)[0], "undefined")
+        return "undefined"
 
 
 # Protobuf ----------------------------------------------------------------------------------------------------------
@@ -141,11 +167,21 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
     raise WireError("a serialized number is cut short", where="model", reason="malformed")
 
 
+def _message(whole: memoryview, payload: memoryview) -> memoryview:
+    """The payload of a field that must be a message or text."""
+    if whole[0] & 7 != _BYTES:
+        raise WireError("a number stands where a message should", where="model", reason="malformed")
+    return payload
+
+
 def _text(message: memoryview, wanted: int) -> str:
     """A string field of a message; '' if it is not there."""
-    for number, _, payload in fields(message):
+    for number, whole, payload in fields(message):
         if number == wanted:
-            return str(payload, "utf-8")
+            try:
+                return str(_message(whole, payload), "utf-8")
+            except UnicodeDecodeError as error:
+                raise WireError(f"a name is no UTF-8: {error}", where="model", reason="malformed") from error
     return ""
 
 
@@ -169,9 +205,20 @@ def _number(number: int, value: int) -> bytes:
 
 
 # Types -------------------------------------------------------------------------------------------------------------
+def is_declarable(value: Value) -> bool:
+    """Whether the dtype of a value is known, so that it can be an input of a part."""
+    return "undefined" not in value.dtype
+
+
 def value_info(value: Value, shape: Shape) -> bytes:
-    """A ValueInfoProto: the value's name and dtype, with this shape if it is a tensor."""
-    return _field(1, value.name.encode()) + _field(2, _type(value.dtype, shape))
+    """A ValueInfoProto: the value's name and dtype, with this shape if it is a tensor. Raises WireError."""
+    if not is_declarable(value):
+        raise WireError(f"the type of input {value.name!r} is unknown", where=value.name, reason="unknown type")
+    return _field(_VALUE_NAME, value.name.encode()) + _field(2, _type(value.dtype, shape))
+
+
+def _result(value: Value) -> bytes:
+    return value_info(value, None) if is_declarable(value) else _field(_VALUE_NAME, value.name.encode())
 
 
 def _type(dtype: str, shape: Shape = None) -> bytes:

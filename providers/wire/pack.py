@@ -48,21 +48,25 @@ def unpack_graph(packed: Any) -> Graph:
     return _Unpacker(values, refs).graph(packed["graph"], "graph", 0)
 
 
-def pack_model(data: TensorRef, weights: Mapping[str, TensorRef], moved: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def pack_model(
+    data: TensorRef, weights: Mapping[str, TensorRef], moved: Mapping[str, Sequence[str]], foreign: Mapping[str, str]
+) -> dict[str, Any]:
     """The ONNX form of a model: where its bytes lie, and those of its large initializers.
 
-    `moved`: of nodes with bodies, the initializers that their bodies read beside what the plain graph says.
+    `moved`: of nodes with bodies, the initializers that their bodies read beside what the plain graph says. `foreign`:
+    nodes that no part of it can hold, and why.
     """
     packer = _Packer()
     packer.ref(data)
     names = {name: packer.ref(ref) for name, ref in weights.items()}
     moved_names = {node: list(those) for node, those in moved.items()}
-    return {"v": VERSION, "names": names, "moved": moved_names, "refs": packer.refs}
+    return {"v": VERSION, "names": names, "moved": moved_names, "foreign": dict(foreign), "refs": packer.refs}
 
 
-def unpack_model(packed: Any) -> tuple[TensorRef, dict[str, TensorRef], dict[str, list[str]]]:
+def unpack_model(packed: Any) -> tuple[TensorRef, dict[str, TensorRef], dict[str, list[str]], dict[str, str]]:
     """What `pack_model` packed. Raises WireError for whatever else it is given."""
-    if not isinstance(packed, dict) or set(packed) != {"v", "names", "moved", "refs"} or packed["v"] != VERSION:
+    keys = {"v", "names", "moved", "foreign", "refs"}
+    if not isinstance(packed, dict) or set(packed) != keys or packed["v"] != VERSION:
         raise WireError("a packed model is malformed", where="model", reason="malformed")
     refs = [_ref(item, i) for i, item in enumerate(_list(packed["refs"], "refs"))]
     names, moved = packed["names"], packed["moved"]
@@ -74,7 +78,8 @@ def unpack_model(packed: Any) -> tuple[TensorRef, dict[str, TensorRef], dict[str
     for name, number in names.items():
         if not isinstance(name, str) or type(number) is not int or not 0 <= number < len(refs):
             raise _wrong("model", f"{name!r:.60} is at {number!r:.60}")
-    return refs[0], {name: refs[number] for name, number in names.items()}, moved
+    foreign = dict(_map(packed["foreign"], str, str, "model"))
+    return refs[0], {name: refs[number] for name, number in names.items()}, moved, foreign
 
 
 class _Packer:

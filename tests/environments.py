@@ -1,0 +1,72 @@
+"""Virtual environments for workers that are to run elsewhere, built at first use and kept in the tests' cache folder.
+
+    python = environment("numpy-only", ["numpy>=2"])
+    ProviderSpec("cpu", python=python)
+
+An environment is built beside its place and then moved there, so one that is there is whole; its name says what is in
+it. Its scripts know the place where it was built and do not work: call modules by `python -m`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from tests.models import cache_folder
+
+NUMPY_ONLY = ("numpy>=2",)
+
+
+def environment(name: str, requirements: Sequence[str], base: str = sys.executable) -> Path:
+    """The interpreter of a virtual environment that holds just these packages and what they need; not even pip.
+
+    `base`: the interpreter that it is made of. Raises RuntimeError with what `venv` or `pip` said.
+    """
+    version = _output([base, "-c", "import sys; print(sys.version, sys.base_prefix)"])
+    digest = hashlib.sha256(repr((version, sorted(requirements))).encode()).hexdigest()[:16]
+    folder = cache_folder() / "environments" / f"{name}-{digest}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        folder.parent.mkdir(exist_ok=True)
+        with open(folder.parent / f"{folder.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not python.exists():
+                _build(folder, requirements, base)
+    return python
+
+
+def _build(folder: Path, requirements: Sequence[str], base: str) -> None:
+    beside = Path(tempfile.mkdtemp(prefix=f"building-{folder.name}-", dir=folder.parent))
+    try:
+        _output([base, "-m", "venv", "--without-pip", str(beside)])
+        if requirements:
+            pip = [sys.executable, "-m", "pip", "--python", str(beside / "bin" / "python"), "install", "--quiet"]
+            _output([*pip, "--disable-pip-version-check", "--only-binary=:all:", *requirements])
+        os.replace(beside, folder)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def _output(command: list[str]) -> str:
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} gave {done.returncode}:\n{done.stderr}{done.stdout}")
+    return done.stdout
+
+
+@cache
+def interpreters(version: str) -> list[str]:
+    """Every Python of this version (`'3.10'`) at hand: on the PATH, or kept by pyenv, whose stand-ins may not work."""
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}.*/bin/python{version}")
+    found = [shutil.which(f"python{version}"), *map(str, kept)]
+    return [one for one in found if one and subprocess.run([one, "-c", ""], capture_output=True).returncode == 0]
