@@ -11,7 +11,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,6 +22,7 @@ from outrider.scheduler.specs import target
 
 SUFFIX = "ExecutionProvider"
 CPU = "CPUExecutionProvider"
+ARENA = ("arena_extend_strategy", "use_arena")  # options of it that make no difference to results
 PROBE_SECONDS = 60.0  # that onnxruntime may take to be imported
 _SEVERITIES = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
@@ -58,6 +59,34 @@ def names_given(providers: Sequence[Any] | None, specs: Sequence[ProviderSpec]) 
             if ours in names:
                 names[ours] = text
     return names
+
+
+def without_arena(providers: Any, provider_options: Any) -> tuple[Any, Any]:
+    """Both arguments of a session without the options of 'CPUExecutionProvider' that only manage its memory.
+
+    onnxruntime takes any option for it. What is malformed passes as it is; `parse_providers` refuses it.
+    """
+    if not isinstance(providers, (list, tuple)):
+        return providers, provider_options
+    kept = [
+        (entry[0], _plain(entry[1])) if isinstance(entry, tuple) and len(entry) == 2 and _is_cpu(entry[0]) else entry
+        for entry in providers
+    ]
+    if isinstance(provider_options, (list, tuple)) and len(provider_options) == len(kept):
+        provider_options = [
+            _plain(given) if _is_cpu(entry) else given for entry, given in zip(kept, provider_options, strict=True)
+        ]
+    return kept, provider_options
+
+
+def _is_cpu(entry: Any) -> bool:
+    return isinstance(entry, str) and entry.strip() == CPU
+
+
+def _plain(options: Any) -> Any:
+    if not isinstance(options, Mapping):
+        return options
+    return {key: value for key, value in options.items() if key not in ARENA}
 
 
 def refuse_cpu(specs: Sequence[ProviderSpec]) -> list[ProviderSpec]:

@@ -13,7 +13,7 @@ from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
 from outrider.scheduler.closing import check_fork, closed_error
 from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.differences import Explained
-from outrider.scheduler.dropin import accepts, names_given, refuse_cpu
+from outrider.scheduler.dropin import accepts, names_given, refuse_cpu, without_arena
 from outrider.scheduler.errors import ProviderUnavailableError
 from outrider.scheduler.execution import Execution
 from outrider.scheduler.feeds import check_feeds, requested_outputs
@@ -82,6 +82,7 @@ class InferenceSession(Explained):
         options: SessionOptions | None = None,
     ) -> None:
         chosen = session_options(sess_options, options)
+        providers, provider_options = without_arena(providers, provider_options)
         shared: Fleet | None = chosen.fleet
         specs = [] if shared is not None else parse_providers(providers, provider_options)
         if chosen.without_cpu:

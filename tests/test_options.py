@@ -213,7 +213,8 @@ def test_onnxruntime_options_are_read(level, ours):
 
 @pytest.mark.parametrize(
     ("attribute", "value"),
-    [("execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL), ("optimized_model_filepath", "x.onnx"), ("use_deterministic_compute", True)],
+    [("execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL), ("optimized_model_filepath", "x.onnx"),
+     ("use_deterministic_compute", True)],
 )  # fmt: skip
 def test_onnxruntime_options_that_cannot_be_kept(attribute, value):
     theirs = onnxruntime.SessionOptions()
