@@ -27,12 +27,14 @@ if TYPE_CHECKING:
     from outrider.scheduler.ortvalue import OrtValue
     from outrider.scheduler.report import PlacementReport
     from outrider.scheduler.session import InferenceSession
+    from outrider.scheduler.spec_file import read_providers
 
 __all__ = [
     "CancelToken", "ExecutionMode", "ExecutionOrder", "Fleet", "GraphOptimizationLevel", "IOBinding",
     "InferenceSession", "ModelMetadata", "NodeArg", "OrtValue", "PlacementReport", "ProviderSpec", "RunOptions",
     "SessionOptions", "disable_telemetry_events", "errors", "get_all_providers", "get_available_providers",
-    "get_build_info", "get_device", "get_version_string", "set_default_logger_severity", "set_default_logger_verbosity",
+    "get_build_info", "get_device", "get_version_string", "read_providers", "set_default_logger_severity",
+    "set_default_logger_verbosity",
 ]  # fmt: skip
 
 _MODULES = {
@@ -41,7 +43,7 @@ _MODULES = {
     "InferenceSession": "session", "ModelMetadata": "metadata", "NodeArg": "nodearg", "OrtValue": "ortvalue",
     "PlacementReport": "report", "ProviderSpec": "options", "RunOptions": "options", "SessionOptions": "options",
     "disable_telemetry_events": "dropin", "get_all_providers": "dropin", "get_available_providers": "dropin",
-    "get_build_info": "dropin", "get_device": "dropin", "get_version_string": "dropin",
+    "get_build_info": "dropin", "get_device": "dropin", "get_version_string": "dropin", "read_providers": "spec_file",
     "set_default_logger_severity": "dropin", "set_default_logger_verbosity": "dropin",
 }  # fmt: skip
 

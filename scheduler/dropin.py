@@ -53,11 +53,13 @@ def names_given(providers: Sequence[Any] | None, specs: Sequence[ProviderSpec]) 
     names = {spec.display: spec.display for spec in specs}
     for entry in providers or ():
         text = entry[0] if isinstance(entry, tuple) and entry else entry
-        if isinstance(text, str) and text.strip().endswith(SUFFIX):
-            text = text.strip()
-            ours = "cpu" if text == CPU else f"ort:{text}"
-            if ours in names:
-                names[ours] = text
+        if isinstance(text, str):
+            given = text.partition("?")[0].strip()
+            head, _, instance = given.partition(":")
+            if head.endswith(SUFFIX):
+                ours = ("cpu" if head == CPU else f"ort:{head}") + (f":{instance}" if instance.strip("0") else "")
+                if ours in names:
+                    names[ours] = given
     return names
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.scheduler.errors import OutriderError, WorkerDiedError
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
-from outrider.tools.opening import model_path, parse_pairs, progress
+from outrider.scheduler.specs import parse_provider
+from outrider.tools.opening import SPECS, model_path, progress
 from outrider.tools.text import milliseconds, plain, visible
 
 if TYPE_CHECKING:  # doctor may be asked which packages are missing
@@ -40,11 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--probe and what goes with it."""
     group = parser.add_argument_group("one provider")
     group.add_argument("--probe", metavar="SPEC", help="start this provider and ask what it claims, in a worker that "
-                       "is thrown away; as in providers=: cpu, package.module:Class, file.py:Class")  # fmt: skip
-    group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE",
-                       help="an option of it; JSON where it is that, else text; may be repeated")  # fmt: skip
-    group.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
-                       help="an environment variable of its worker; may be repeated")  # fmt: skip
+                       f"is thrown away: {SPECS}")  # fmt: skip
     group.add_argument("--model", metavar="MODEL", help="ask about this model instead of a set of common operators")
     group.add_argument("--deadline", type=float, default=DEADLINE, metavar="SECONDS",
                        help=f"to start in, and again to answer in (default: {DEADLINE:g})")  # fmt: skip
@@ -54,28 +51,12 @@ def probe(args: argparse.Namespace) -> int:
     """Exit code 0 if the provider starts and answers, else 3."""
     if not args.deadline > 0:
         raise invalid_option("--deadline", args.deadline, "a positive number of seconds")
-    from outrider.scheduler.specs import parse_provider  # it needs packages that doctor may be asked to look for
-
-    spec = parse_provider(
-        ProviderSpec(
-            args.probe,
-            options={key: option_value(text) for key, text in parse_pairs("--option", args.option, first=True).items()},
-            env=parse_pairs("--env", args.env, first=True),
-        )
-    )
+    spec = parse_provider(args.probe)
     path = None if args.model is None else model_path(args.model)
     with progress(f"probing {spec.display}"):
         document = examined(spec, path, args.deadline)
     print(json.dumps(plain(document), indent=2) if args.json else visible("\n".join(_text(document))))
     return 0 if document["ok"] else FAILED
-
-
-def option_value(text: str) -> Any:
-    """An option of the command line: JSON where it is that, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str, Any]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         get_build_info,
         get_device,
         get_version_string,
+        read_providers,
         set_default_logger_severity,
         set_default_logger_verbosity,
     )
@@ -48,7 +49,8 @@ __all__ = [
     "CancelToken", "ExecutionMode", "ExecutionOrder", "Fleet", "GraphOptimizationLevel", "IOBinding",
     "InferenceSession", "ModelMetadata", "NodeArg", "OrtValue", "PlacementReport", "ProviderSpec", "RunOptions",
     "SessionOptions", "disable_telemetry_events", "errors", "get_all_providers", "get_available_providers",
-    "get_build_info", "get_device", "get_version_string", "set_default_logger_severity", "set_default_logger_verbosity",
+    "get_build_info", "get_device", "get_version_string", "read_providers", "set_default_logger_severity",
+    "set_default_logger_verbosity",
 ]  # fmt: skip
 
 
