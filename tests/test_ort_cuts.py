@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from outrider.providers.wire.onnx_model import is_declarable
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions
 from outrider.scheduler.model import load_model
 from outrider.scheduler.options import OPTIMIZATIONS
@@ -19,6 +20,7 @@ from outrider.scheduler.placement import plan_nodes
 from tests.builders import model, node, tensor
 from tests.models import MODELS, feeds, model_path, tolerance
 from tests.onnx_parts import agree, direct
+from tests.test_onnx_parts import CASES
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +186,24 @@ def test_random_graphs_between_ort_and_cpu(fleet: Fleet, seed: int) -> None:
     made, feed = random_model(seed), random_feed(seed)
     providers = ["ort", "cpu", "ort:1"]
     results, _ = run(fleet, made, providers, cuts(placeable(made), providers, seed), feed)
+    agree(results, direct(made, feed))
+
+
+# What can be in a model -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("providers", [["ort"], ["ort", "ort:1"]], ids=["one worker", "two in turn"])
+def test_whatever_is_in_a_model_crosses_workers(fleet: Fleet, name: str, providers: list[str]) -> None:
+    made, feed = CASES[name]()
+    loaded = load_model(made)
+    loaded.store.close()
+    owner: dict[str, str] = {}
+    pins = {}
+    for i, one in enumerate(loaded.graph.nodes):
+        # What a value of unknown type is cannot be said to a worker: it stays where it was made.
+        untyped = [owner[value.name] for value in one.inputs if value.name in owner and not is_declarable(value)]
+        pins[one.name] = (untyped or [providers[i % len(providers)]])[0]
+        owner.update((value.name, pins[one.name]) for value in one.outputs)
+    results, _ = run(fleet, made, providers, pins, feed)
     agree(results, direct(made, feed))
 
 
