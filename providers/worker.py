@@ -1,28 +1,22 @@
 """The worker process, from where `boot.py` has put it in order; started by the coordinator's monitor thread.
 
 Two threads. *main* owns the provider: it imports it, answers claims, compiles, and runs partitions, blocked on the
-worker's doorbell in between. *control* owns the ZeroMQ socket and watches the coordinator's pidfd; it passes messages
-to main by a deque and the doorbell. If the coordinator dies, control ends the process at once; while native code holds
-the GIL, the parent-death signal does.
+worker's doorbell in between. *control* (`control.py`) owns the channel to the coordinator.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import gc
 import io
 import logging
 import os
 import platform
-import signal
 import socket
 import sys
-import threading
 from typing import Any, NoReturn
 
 import numpy as np
-import zmq
 
 from outrider.providers.adapters import Compiler
 from outrider.providers.constants import Constants, LazyConstants
@@ -35,6 +29,7 @@ from outrider.providers.contract import (
     ProviderContractError,
     ProviderUnavailableError,
 )
+from outrider.providers.control import Control, connect
 from outrider.providers.host import LoadedSession, Services
 from outrider.providers.lanes import LaneGroup, Present
 from outrider.providers.loading import BUILT_IN, load_provider
@@ -54,74 +49,11 @@ from outrider.shm.progress import CLAIM, LOAD, START, STOP, ProgressWriter
 from outrider.shm.spin import Spin
 
 EXIT_START = 3  # the provider did not start; the coordinator does not try again
-EXIT_CONTROL = 4
 DESCRIPTOR_SECONDS = 30.0
 
 _NO_SPIN = Spin(0)
 
 log = logging.getLogger("outrider.worker")
-
-
-class Control(threading.Thread):
-    """The socket's thread. `inbox` holds received messages for main; `send` may be called from any thread."""
-
-    def __init__(self, endpoint: str, identity: bytes, coordinator: int, bell: Doorbell) -> None:
-        super().__init__(name="control", daemon=True)
-        self.inbox: collections.deque[Any] = collections.deque()
-        self._outbox: collections.deque[bytes] = collections.deque()
-        self._wake = Doorbell()
-        self.bell = bell
-        self._coordinator = coordinator
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 1000)
-        self._socket.setsockopt(zmq.RCVHWM, 1000)
-        self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.connect(endpoint)
-        self._drained = threading.Event()
-        self._stopping = False
-
-    def send(self, message: messages.Message) -> None:
-        """Queue a message. Raises WireError at once when it is not well-formed."""
-        self._outbox.append(messages.pack(message))
-        self._wake.ring()
-
-    def run(self) -> None:
-        try:
-            self._serve()
-        except BaseException:  # nobody could reach this worker any more, nor hear of it
-            log.critical("the control thread of a worker failed", exc_info=True)
-            os._exit(EXIT_CONTROL)
-
-    def _serve(self) -> None:
-        """Until `finish`, or until the coordinator is gone, which ends the process."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake.fileno(), zmq.POLLIN)
-        poller.register(self._coordinator, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._coordinator in ready:
-                os.killpg(0, signal.SIGKILL)  # nobody is left to answer; what a provider started goes too
-            if self._wake.fileno() in ready:
-                self._wake.wait()
-                while self._outbox:
-                    self._socket.send(self._outbox.popleft())
-                if self._stopping:
-                    self._socket.close(linger=2000)
-                    self._context.term()
-                    self._drained.set()
-                    return
-            if self._socket in ready:
-                self.inbox.append(messages.unpack(self._socket.recv()))
-                self.bell.ring()
-
-    def finish(self) -> None:
-        """Send what is queued (within 2 s) and close the socket."""
-        self._stopping = True
-        self._wake.ring()
-        self._drained.wait(4)
 
 
 class Worker:
@@ -132,7 +64,8 @@ class Worker:
         self.name: str = boot["name"]
         self.bell = Doorbell() if boot["spare"] else Doorbell(boot["doorbell"])
         self.channel = DescriptorChannel(socket.socket(fileno=boot["channel"]))
-        self.control = Control(boot["endpoint"], boot["identity"].encode(), boot["coordinator"], self.bell)
+        control, self.pyzmq = connect(boot["endpoint"], boot["identity"].encode(), boot["control"])
+        self.control = Control(control, boot["coordinator"], self.bell)
         self.boot = boot
         self.progress = ProgressWriter(boot["progress"])
         os.close(boot["progress"])
@@ -185,7 +118,9 @@ class Worker:
             self.control.send(messages.StartFailed(boot["incarnation"], reason, story))
             self.control.finish()
             raise SystemExit(EXIT_START) from error
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "pyzmq": zmq.__version__}
+        versions = {"python": platform.python_version(), "numpy": np.__version__}
+        if self.pyzmq is not None:
+            versions["pyzmq"] = self.pyzmq
         self.control.send(
             messages.Hello(
                 os.getpid(),
@@ -462,13 +397,13 @@ class Worker:
         self.control.finish()
 
 
-def main(boot: dict[str, Any], path: list[str], refused: str | None) -> NoReturn:
+def main(boot: dict[str, Any], path: list[str] | None, refused: str | None) -> NoReturn:
     """Serve until stopped; never returns.
 
-    `boot`: the boot record. `path`: the coordinator's `sys.path`, for a provider that is not ours. `refused`: why the
-    process cannot be bounded as its spec says, which ends it.
+    `boot`: the boot record. `path`: the coordinator's `sys.path`, for a provider that is not ours; None in another
+    environment. `refused`: why the process cannot be bounded as its spec says, which ends it.
     """
-    if boot["kind"] not in BUILT_IN:
+    if path is not None and boot["kind"] not in BUILT_IN:
         sys.path[:] = path
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a provider printed must not be lost when it crashes

@@ -20,6 +20,7 @@ from outrider.scheduler.pins import PinNotFoundError, UnknownProviderError
 from outrider.scheduler.planning import ClaimError
 from outrider.shm.errors import (
     ChannelClosedError,
+    ChannelFullError,
     DescriptorError,
     LayoutError,
     OutOfMemoryError,
@@ -28,7 +29,7 @@ from outrider.shm.errors import (
 )
 
 __all__ = [
-    "ChannelClosedError", "ClaimBrokenError", "ClaimError", "DescriptorError", "DtypeMismatchError",
+    "ChannelClosedError", "ChannelFullError", "ClaimBrokenError", "ClaimError", "DescriptorError", "DtypeMismatchError",
     "ForkedSessionError", "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError",
     "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "NotPicklableError", "OutOfMemoryError",
     "OutputNotFoundError", "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError",

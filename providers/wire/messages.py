@@ -18,8 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-
+from outrider.providers.wire.codec import msgpack
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 
 START = 0
