@@ -20,6 +20,7 @@ from outrider.scheduler.pins import PinNotFoundError, UnknownProviderError
 from outrider.scheduler.planning import ClaimError
 from outrider.shm.errors import (
     ChannelClosedError,
+    ChannelFullError,
     DescriptorError,
     LayoutError,
     OutOfMemoryError,
@@ -28,14 +29,15 @@ from outrider.shm.errors import (
 )
 
 __all__ = [
-    "ChannelClosedError", "ClaimBrokenError", "ClaimError", "ConfigEntryNotFoundError", "DescriptorError",
-    "DtypeMismatchError", "ForkedSessionError", "InputNotFoundError", "InputTypeError", "InvalidOptionError",
-    "KernelError", "LayoutError", "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "NoSuchNameError",
-    "NotPicklableError", "OutOfMemoryError", "OutputNotFoundError", "OutriderError", "PinDeclinedError",
-    "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError", "ProviderUnavailableError", "QueueFullError",
-    "RankMismatchError", "RunCancelledError", "RunTimeoutError", "SessionClosedError", "ShapeMismatchError",
-    "SymbolConflictError", "TraceError", "UnknownOptionError", "UnknownProviderError", "UnsupportedOpError",
-    "UnsupportedOptionError", "WeightFileChangedError", "WireError", "WorkerDiedError",
+    "ChannelClosedError", "ChannelFullError", "ClaimBrokenError", "ClaimError", "ConfigEntryNotFoundError",
+    "DescriptorError", "DtypeMismatchError", "ForkedSessionError", "InputNotFoundError", "InputTypeError",
+    "InvalidOptionError", "KernelError", "LayoutError", "ModelLimitError", "ModelLoadError", "ModelNotFoundError",
+    "NoSuchNameError", "NotPicklableError", "OutOfMemoryError", "OutputNotFoundError", "OutriderError",
+    "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
+    "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
+    "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError", "UnknownOptionError",
+    "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError",
+    "WorkerDiedError",
 ]  # fmt: skip
 
 

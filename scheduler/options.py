@@ -266,7 +266,11 @@ class ProviderSpec(Options):
       writes to this process's standard output and error instead of `logging`. With `wrap` it has its standard input
       too.
 
-    `python` and `required='all'` are not built yet.
+    - `python`: another interpreter, or the folder of a virtual environment, that runs the worker. It needs Python 3.10
+      or newer and numpy there, and nothing else; Outrider comes along. A provider that is not ours is found on that
+      environment's path. PYTHONPATH and PYTHONHOME of this process are not passed on, those in `env` are.
+
+    `required='all'` is not built yet.
     `outrider.scheduler.specs.parse_provider` checks and completes `kind`.
     """
 
@@ -298,7 +302,7 @@ class ProviderSpec(Options):
                 expected = f"plain data, which can travel to the worker, but {key!r} is {item!r}"
                 raise invalid_option("options", self.options, expected)
         self._boolean("debug")
-        self._not_yet("python", None, "workers run with the interpreter of the session.")
+        self._set_python()
         if self.required == "all":
             raise unsupported_option("ProviderSpec.required", "all", "pin '*' to the provider instead.")
         self._set_cpus()
@@ -306,6 +310,16 @@ class ProviderSpec(Options):
         self._integer("memory_limit", 1, optional=True)
         self._check_memory_limit()
         self._set_wrap()
+
+    def _set_python(self) -> None:
+        """Made absolute, so that it names the same one when the current folder is another."""
+        if self.python is None:
+            return
+        given = os.fspath(self.python) if isinstance(self.python, (str, os.PathLike)) else None
+        if not isinstance(given, str) or not given.strip() or "\0" in given:
+            expected = "the path of an interpreter or of a virtual environment's folder, or None"
+            raise invalid_option("python", self.python, expected)
+        self._set("python", os.path.abspath(os.path.expanduser(given)))
 
     def _set_cpus(self) -> None:
         if self.cpus is None:
