@@ -216,6 +216,16 @@ def theirs(made: Any = RELU, options: Any = None, providers: Any = None) -> Any:
     return onnxruntime.InferenceSession(made.SerializeToString(), options, providers or CPU)
 
 
+def test_a_provider_that_is_absent() -> None:
+    with pytest.raises(errors.ProviderUnavailableError, match="CUDAExecutionProvider"):
+        ours(providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
+        assert theirs(providers=["CUDAExecutionProvider", "CPUExecutionProvider"]).get_providers() == CPU
+    chosen = [outrider.ProviderSpec("CUDAExecutionProvider", required=False), "CPUExecutionProvider"]
+    with ours(providers=chosen) as session:
+        assert session.get_providers() == CPU
+
+
 def test_a_provider_that_nobody_knows() -> None:
     with pytest.raises(errors.UnknownProviderError):
         ours(providers=["Cpu"])

@@ -32,6 +32,10 @@ for onnxruntime and passes with another import is `tests/test_dropin.py`.
 """
 
 BEHAVIOUR: dict[str, str] = {
+    "a_provider_that_is_absent": (
+        "A provider that the caller names must start: `ProviderUnavailableError` says what is missing. onnxruntime "
+        "warns and goes on with the CPU. For that, write `ProviderSpec('CUDAExecutionProvider', required=False)`."
+    ),
     "a_provider_that_nobody_knows": "A name that is no provider is `UnknownProviderError`, not a warning.",
     "an_empty_list_of_providers": "`providers=[]` is an error; leave it out, and it is `['cpu']`.",
     "names_of_providers": (
