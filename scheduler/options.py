@@ -301,7 +301,9 @@ class ProviderSpec(_Options):
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
     - `threads`: CPU threads, None for all usable cores; with strategy 'pipeline' or 'replicate' the session's workers
       share those evenly.
-    - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped.
+    - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped; 'all',
+      as 'start', and every node must be this provider's, now and after any death (constants that are folded do not
+      count): else HeterogeneousPlacementRequiredError, before any worker compiles.
     - `options`: passed to the provider's `setup(context)` as `context.options`; plain data: text, numbers, bytes, None,
       and lists and dicts of these.
     - `cpus`: the cores that the worker may use; `threads` is then by default their number. `nice`: its niceness, 19 the
@@ -316,7 +318,7 @@ class ProviderSpec(_Options):
       writes to this process's standard output and error instead of `logging`. With `wrap` it has its standard input
       too.
 
-    `python` and `required='all'` are not built yet.
+    `python` is not built yet.
     `outrider.scheduler.specs.parse_provider` checks and completes `kind`.
     """
 
@@ -349,8 +351,6 @@ class ProviderSpec(_Options):
                 raise invalid_option("options", self.options, expected)
         self._boolean("debug")
         self._not_yet("python", None, "workers run with the interpreter of the session.")
-        if self.required == "all":
-            raise unsupported_option("ProviderSpec.required", "all", "pin '*' to the provider instead.")
         self._set_cpus()
         self._integer("nice", -20, 19, optional=True)
         self._integer("memory_limit", 1, optional=True)

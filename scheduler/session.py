@@ -28,6 +28,7 @@ from outrider.scheduler.pickling import Recipe
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.replica import Replica, RunAgain, Slot
 from outrider.scheduler.report import PlacementReport
+from outrider.scheduler.requiring import check_required, nobody
 from outrider.scheduler.resources import CLOSED, Resources
 from outrider.scheduler.restarting import restart
 from outrider.scheduler.runner import Runner
@@ -74,6 +75,7 @@ class InferenceSession:
         chosen, threads = session_options(sess_options, options)
         shared: Fleet | None = chosen.fleet
         specs = [] if shared is not None else parse_providers(providers, provider_options)
+        check_required(specs, chosen)
         self._resources = Resources(self)
         tracing = self._resources.tracing
         self._recipe = Recipe.of(model, specs, chosen, threads)
@@ -89,6 +91,7 @@ class InferenceSession:
                 shared.check_open()
                 fleet = shared
                 workers = fleet.select(providers, provider_options)
+                check_required([worker.spec for worker in workers], chosen)
                 check_pins(loaded, chosen, [worker.spec for worker in workers])
             else:
                 check_pins(loaded, chosen, specs)
@@ -97,7 +100,7 @@ class InferenceSession:
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:
-                raise ProviderUnavailableError("no provider of this session has started", reason="none started")
+                raise nobody(fleet.absent)
             self._fleet = fleet
             self._resources.workers = workers
             self._runner = self._replicated(loaded, fleet, workers, chosen)
@@ -116,7 +119,7 @@ class InferenceSession:
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
         passed_on = PassedOn(self._loaded, self._defaults)
         supervisors = self._resources.supervisors
-        self._run = Execution(self._runner, supervisors, passed_on, self._defaults, chosen.fallback).run
+        self._run = Execution(self._runner, supervisors, passed_on, self._defaults).run
 
     def _replicated(
         self, loaded: LoadedModel, fleet: Fleet, workers: Sequence[Worker], chosen: SessionOptions
