@@ -209,6 +209,7 @@ class Placer:
         self.nodes: list[planning.PlanNode]
         self.decision: Decision
         self.measured: list[tuple[list[int], float]] = []  # nodes, and the seconds that they took together
+        self.measured_by: dict[int, int] = {}  # node -> the provider that took them
         self.sizes: Mapping[str, int] = {}  # of symbolic dimensions, as far as they are known
         self._offers: list[planning.Offer]
         self._rounds = 0
@@ -335,6 +336,8 @@ class Placer:
         `sizes`: of symbolic dimensions in those runs.
         """
         self.measured, self.sizes = list(took), sizes
+        owners = {node: self.plan.owner[node] for nodes, _ in took for node in nodes}
+        self.measured_by = {node: owner for node, owner in owners.items() if owner is not None}
         return self.replan()
 
     def refuse(self, blueprint: Blueprint, refused: Sequence[RefusedUnit]) -> None:

@@ -48,10 +48,11 @@ def render(report: PlacementReport, title: str) -> str:
             (f"{one.domain}::{one.op}", one.provider, one.reason, one.count, ", ".join(one.examples))
             for one in report.declines
         ]),
-        _table("Nodes", ("node", "operator", "provider", "partition", "stop-gap"), [
+        _table("Nodes", ("node", "operator", "provider", "partition", "stop-gap", "claimed by, cost", "declined by"), [
             (
-                one.name, f"{one.domain or 'ai.onnx'}::{one.op}", one.provider or "constant",
+                one.name, one.label, one.provider or "constant",
                 "" if one.partition is None else one.partition, "onnx.reference" if one.reference else "",
+                "; ".join(map(str, one.claims)), "; ".join(map(str, one.declines)),
             )
             for one in report.nodes
         ]),
