@@ -160,8 +160,8 @@ def test_nodes_are_found_by_name_or_pattern():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0"), (2e-9, "2 ns"), (3.25e-6, "3.25 µs"), (0.0015, "1.5 ms"), (1.0, "1 s"), (75.0, "75 s")]
-)  # fmt: skip
+    ("seconds", "text"), [(0.0, "0"), (2e-9, "2 ns"), (3.25e-6, "3.25 µs"), (0.0015, "1.5 ms"), (75.0, "75 s")]
+)
 def test_seconds_as_people_write_them(seconds, text):
     assert format_seconds(seconds) == text
 
