@@ -8,7 +8,8 @@ code in a fork of the user's process.
 The boot record (msgpack in a memfd): endpoint, identity, name, kind, part, options, device, threads, incarnation, spare
 (whether it is started ahead, and waits on a doorbell of its own), `parent` (pid of the coordinator), `wrapped`,
 `limits` (`memory`, `cpus`, `nice`, `core`), and the numbers of inherited descriptors: `coordinator` (pidfd),
-`doorbell`, `channel`, `progress`, `stacks`.
+`doorbell`, `channel` (for descriptors), `control` (for messages where there is no pyzmq; else -1), `progress`,
+`stacks`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import resource
 import signal
 from typing import Any, NoReturn
 
-import msgpack
-
+from outrider.providers.wire.codec import msgpack
 from outrider.shm.memory import limit_to
 from outrider.shm.processes import die_with_parent
 from outrider.shm.stackfile import arm
 
 
-def main(boot_fd: int, path: list[str]) -> NoReturn:
-    """Entry point; never returns. `path`: the coordinator's `sys.path`, for a provider that is not ours."""
+def main(boot_fd: int, path: list[str] | None) -> NoReturn:
+    """Entry point; never returns.
+
+    `path`: the coordinator's `sys.path`, for a provider that is not ours; None in another environment.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(boot_fd, "rb") as file:
         boot: dict[str, Any] = msgpack.unpackb(file.read(), strict_map_key=False)

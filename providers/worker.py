@@ -1,32 +1,27 @@
 """The worker process, from where `boot.py` has put it in order; started by the coordinator's monitor thread.
 
 Two threads. *main* owns the provider: it imports it, answers claims, compiles, and runs partitions, blocked on the
-worker's doorbell in between. *control* owns the ZeroMQ socket and watches the coordinator's pidfd; it passes messages
-to main by a deque and the doorbell. If the coordinator dies, control ends the process at once; while native code holds
-the GIL, the parent-death signal does.
+worker's doorbell in between. *control* (`control.py`) owns the channel to the coordinator.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import gc
 import io
 import logging
 import os
 import platform
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import zmq
 
+from outrider.providers.adapters import Compiler
 from outrider.providers.constants import Constants, LazyConstants
 from outrider.providers.contract import (
+    Capabilities,
     Claim,
     Context,
     Decline,
@@ -34,14 +29,16 @@ from outrider.providers.contract import (
     ProviderContractError,
     ProviderUnavailableError,
 )
+from outrider.providers.control import Control, connect
 from outrider.providers.host import LoadedSession, Services
 from outrider.providers.lanes import LaneGroup, Present
 from outrider.providers.loading import BUILT_IN, load_provider
 from outrider.providers.programs import Programs
+from outrider.providers.states import States, states_of
+from outrider.providers.traits import Traits, lacking, traits_of
 from outrider.providers.wire import messages
-from outrider.providers.wire.dtypes import NUMBER
 from outrider.providers.wire.failures import error_to_plain, plain, text_of
-from outrider.providers.wire.graph import Graph, Node
+from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.onnx_model import OnnxModel
 from outrider.providers.wire.pack import unpack_graph, unpack_model
 from outrider.providers.wire.spans import Recorder, Trace, plain_span, timed
@@ -52,74 +49,11 @@ from outrider.shm.progress import CLAIM, LOAD, START, STOP, ProgressWriter
 from outrider.shm.spin import Spin
 
 EXIT_START = 3  # the provider did not start; the coordinator does not try again
-EXIT_CONTROL = 4
 DESCRIPTOR_SECONDS = 30.0
 
 _NO_SPIN = Spin(0)
 
 log = logging.getLogger("outrider.worker")
-
-
-class Control(threading.Thread):
-    """The socket's thread. `inbox` holds received messages for main; `send` may be called from any thread."""
-
-    def __init__(self, endpoint: str, identity: bytes, coordinator: int, bell: Doorbell) -> None:
-        super().__init__(name="control", daemon=True)
-        self.inbox: collections.deque[Any] = collections.deque()
-        self._outbox: collections.deque[bytes] = collections.deque()
-        self._wake = Doorbell()
-        self.bell = bell
-        self._coordinator = coordinator
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 1000)
-        self._socket.setsockopt(zmq.RCVHWM, 1000)
-        self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.connect(endpoint)
-        self._drained = threading.Event()
-        self._stopping = False
-
-    def send(self, message: messages.Message) -> None:
-        """Queue a message. Raises WireError at once when it is not well-formed."""
-        self._outbox.append(messages.pack(message))
-        self._wake.ring()
-
-    def run(self) -> None:
-        try:
-            self._serve()
-        except BaseException:  # nobody could reach this worker any more, nor hear of it
-            log.critical("the control thread of a worker failed", exc_info=True)
-            os._exit(EXIT_CONTROL)
-
-    def _serve(self) -> None:
-        """Until `finish`, or until the coordinator is gone, which ends the process."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake.fileno(), zmq.POLLIN)
-        poller.register(self._coordinator, zmq.POLLIN)
-        while True:
-            ready = dict(poller.poll())
-            if self._coordinator in ready:
-                os.killpg(0, signal.SIGKILL)  # nobody is left to answer; what a provider started goes too
-            if self._wake.fileno() in ready:
-                self._wake.wait()
-                while self._outbox:
-                    self._socket.send(self._outbox.popleft())
-                if self._stopping:
-                    self._socket.close(linger=2000)
-                    self._context.term()
-                    self._drained.set()
-                    return
-            if self._socket in ready:
-                self.inbox.append(messages.unpack(self._socket.recv()))
-                self.bell.ring()
-
-    def finish(self) -> None:
-        """Send what is queued (within 2 s) and close the socket."""
-        self._stopping = True
-        self._wake.ring()
-        self._drained.wait(4)
 
 
 class Worker:
@@ -130,7 +64,8 @@ class Worker:
         self.name: str = boot["name"]
         self.bell = Doorbell() if boot["spare"] else Doorbell(boot["doorbell"])
         self.channel = DescriptorChannel(socket.socket(fileno=boot["channel"]))
-        self.control = Control(boot["endpoint"], boot["identity"].encode(), boot["coordinator"], self.bell)
+        control, self.pyzmq = connect(boot["endpoint"], boot["identity"].encode(), boot["control"])
+        self.control = Control(control, boot["coordinator"], self.bell)
         self.boot = boot
         self.progress = ProgressWriter(boot["progress"])
         os.close(boot["progress"])
@@ -145,6 +80,8 @@ class Worker:
         # The run slots of all sessions, flat: a fleet may hold many sessions, and each wake looks at all of them.
         self._watched: list[tuple[memoryview, int, LaneGroup, LoadedSession]] = []
         self.provider: Provider
+        self.traits: Traits
+        self.states: States | None = None  # for a provider that saves what it compiled
 
     def start(self) -> None:
         """Import and set up the provider; say Hello, or StartFailed and exit."""
@@ -169,7 +106,10 @@ class Worker:
                     boot["part"],
                 )
             )
-            self._check_attributes()
+            self.traits = traits_of(self.provider, self.name)
+            if self.traits.saves:
+                given = ("kind", "part", "options", "device", "threads")
+                self.states = states_of(self.provider, {name: boot[name] for name in given})
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
             told = error_to_plain(error)
@@ -178,33 +118,21 @@ class Worker:
             self.control.send(messages.StartFailed(boot["incarnation"], reason, story))
             self.control.finish()
             raise SystemExit(EXIT_START) from error
-        accepts = None if self.provider.accepts is None else sorted(self.provider.accepts)
-        versions = {"python": platform.python_version(), "numpy": np.__version__, "pyzmq": zmq.__version__}
+        versions = {"python": platform.python_version(), "numpy": np.__version__}
+        if self.pyzmq is not None:
+            versions["pyzmq"] = self.pyzmq
         self.control.send(
             messages.Hello(
                 os.getpid(),
                 boot["incarnation"],
-                self.provider.merge,
-                self.provider.per_signature,
-                self.provider.wants_model,
-                accepts,
+                self.traits.merge,
+                self.traits.per_signature,
+                self.traits.wants_model,
+                self.traits.plain(),
                 versions,
             )
         )
         self.progress.end()
-
-    def _check_attributes(self) -> None:
-        """The options of the contract that are class attributes. Raises ProviderContractError."""
-        for name in ("merge", "per_signature", "wants_model"):
-            if not isinstance(getattr(self.provider, name), bool):
-                raise self._broken(f"{name} must be True or False", repr(getattr(self.provider, name))[:200])
-        accepts = self.provider.accepts
-        if accepts is None:
-            return
-        named = isinstance(accepts, (set, frozenset, list, tuple)) and all(isinstance(name, str) for name in accepts)
-        unknown = sorted(set(accepts) - set(NUMBER)) if named else [repr(accepts)[:200]]
-        if unknown:
-            raise self._broken("accepts must be None or a set of names like 'float32'", ", ".join(unknown))
 
     def loop(self) -> None:
         """Serve messages and runs until told to stop."""
@@ -300,20 +228,30 @@ class Worker:
                 constants.graph(packed), model=self._model(message.session, message.model, constants)
             )
             known = {id(node): node.index for node in graph.nodes}
+            outside = self._outside(graph)
             for answer in self._answers(graph):
                 if isinstance(answer, Claim):
                     nodes = [self._index(known, node) for node in answer.nodes]
-                    foreign = self._not_accepted(answer.nodes)
-                    if foreign:
-                        reason = f"it does not accept {', '.join(foreign)}"
-                        declines += [{"node": node, "reason": reason} for node in nodes]
+                    reason = next((outside[node] for node in nodes if node in outside), "")
+                    if reason:
+                        declines += [{"node": node, "reason": outside.get(node, reason)} for node in nodes]
                     else:
                         claims.append({"nodes": nodes, "reference": answer.reference, "cost": answer.cost})
                 else:
                     declines.append({"node": self._index(known, answer.node), "reason": text_of(answer.reason)})
+            told = {decline["node"] for decline in declines}
+            declines += [{"node": node, "reason": reason} for node, reason in outside.items() if node not in told]
         except (Exception, SystemExit) as caught:  # a provider may raise anything in claim()
             claims, declines, error = [], [], error_to_plain(caught)
         return messages.Claims(message.session, message.round, claims, declines, error)
+
+    def _outside(self, graph: Graph) -> dict[int, str]:
+        """The nodes that the provider cannot be given whatever it answers, and why."""
+        capabilities = self.traits.capabilities
+        if capabilities == Capabilities():
+            return {}
+        reasons = {node.index: lacking(node, capabilities) for node in graph.nodes}
+        return {index: reason for index, reason in reasons.items() if reason}
 
     def _answers(self, graph: Graph) -> list[Claim | Decline]:
         answers = self.provider.claim(graph)
@@ -323,13 +261,6 @@ class Worker:
             if not isinstance(answer, (Claim, Decline)):
                 raise self._broken("claim() must return a list of Claim and Decline", type(answer).__name__)
         return list(answers)
-
-    def _not_accepted(self, nodes: Sequence[Node]) -> list[str]:
-        """The dtypes of these nodes' inputs and outputs that the provider does not accept."""
-        if self.provider.accepts is None:
-            return []
-        dtypes = {value.dtype for node in nodes for value in (*node.inputs, *node.outputs)}
-        return sorted(dtypes - set(self.provider.accepts) - {"undefined"})
 
     def _index(self, known: dict[int, int], node: Any) -> int:
         index = known.get(id(node))
@@ -346,11 +277,18 @@ class Worker:
         """Compile the session's partitions, in place of an earlier generation."""
         self.unload(message.session, keep=True)
         constants = self._constants(message.session, message.weights)
-        programs = self.programs.setdefault(message.session, Programs(self.provider, self.name))
+        programs = self.programs.setdefault(message.session, self._programs())
         programs.model = self._model(message.session, message.model, constants)
         recorder = self._recorder(message.session)
         services = Services(
-            self.provider, self.name, self._take, self.control.send, self.trace, self.progress, self.present
+            self.provider,
+            self.traits,
+            self.name,
+            self._take,
+            self.control.send,
+            self.trace,
+            self.progress,
+            self.present,
         )
         try:
             with self.trace.into(recorder), timed(recorder, "load", f"{len(message.partitions)} partitions"):
@@ -369,6 +307,9 @@ class Worker:
             reason, traceback = told["message"], told["traceback"]
             refused = [{"partition": -1, "unit": -1, "nodes": [], "reason": reason, "traceback": traceback}]
         self.control.send(messages.Loaded(message.session, message.generation, refused))
+
+    def _programs(self) -> Programs:
+        return Programs(Compiler(self.provider, self.traits, self.states), self.name)
 
     def resume(self, message: messages.Resume) -> None:
         """Serve a session that was held, where the dead predecessor of this worker left off."""
@@ -435,8 +376,9 @@ class Worker:
         """{provider: its own counters, sessions: those of each session by its number}."""
         sessions = {}
         for number, loaded in self.sessions.items():
-            recorder = self.recorders.get(number)
-            sessions[str(number)] = {**loaded.stats(), "operators": {} if recorder is None else recorder.operators}
+            recorder, counts = self.recorders.get(number), self.programs[number].compiler.counts
+            operators = {} if recorder is None else recorder.operators
+            sessions[str(number)] = {**loaded.stats(), **counts, "operators": operators}
         try:
             told = plain(dict(self.provider.stats()))
         except Exception as error:  # anyone's stats()
@@ -455,13 +397,13 @@ class Worker:
         self.control.finish()
 
 
-def main(boot: dict[str, Any], path: list[str], refused: str | None) -> NoReturn:
+def main(boot: dict[str, Any], path: list[str] | None, refused: str | None) -> NoReturn:
     """Serve until stopped; never returns.
 
-    `boot`: the boot record. `path`: the coordinator's `sys.path`, for a provider that is not ours. `refused`: why the
-    process cannot be bounded as its spec says, which ends it.
+    `boot`: the boot record. `path`: the coordinator's `sys.path`, for a provider that is not ours; None in another
+    environment. `refused`: why the process cannot be bounded as its spec says, which ends it.
     """
-    if boot["kind"] not in BUILT_IN:
+    if path is not None and boot["kind"] not in BUILT_IN:
         sys.path[:] = path
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a provider printed must not be lost when it crashes

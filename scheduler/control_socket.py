@@ -14,6 +14,7 @@ import tempfile
 import zmq
 
 from outrider.providers.contract import ProviderUnavailableError
+from outrider.shm.errors import ChannelClosedError, ChannelFullError
 
 DESCRIPTORS = 24  # of a monitor, its sockets' threads and its first connections
 
@@ -28,7 +29,6 @@ class ControlSocket:
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.setsockopt(zmq.SNDHWM, 1000)
         self.router.setsockopt(zmq.RCVHWM, 1000)
-        self.router.setsockopt(zmq.SNDTIMEO, 5000)  # a queue that stays full is a worker that hangs
         try:
             self._folder, self.endpoint = _bound_without_a_name(self.router)
         except BaseException:
@@ -36,9 +36,15 @@ class ControlSocket:
             self._context.term()
             raise
 
-    def send(self, identity: bytes, body: bytes) -> None:
-        """Raises zmq.ZMQError for an identity that is not connected, or whose queue stays full for 5 s."""
-        self.router.send_multipart([identity, body])
+    def send(self, identity: bytes, body: bytes, patience: float) -> None:
+        """Raises ChannelClosedError for an identity that is not connected, ChannelFullError as `Channel.send`."""
+        self.router.setsockopt(zmq.SNDTIMEO, int(patience * 1000))
+        try:
+            self.router.send_multipart([identity, body])
+        except zmq.Again:
+            raise ChannelFullError(f"it has taken no message for {patience:g} s", seconds=patience) from None
+        except zmq.ZMQError as error:
+            raise ChannelClosedError(str(error)) from None
 
     def receive(self) -> tuple[bytes, bytes]:
         """Who sent the next message, and its body; blocks if there is none."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider.providers.wire import messages
-from outrider.scheduler import counters
+from outrider.scheduler import counters, interpreters
 from outrider.scheduler.closing import Closing, check_fork
 from outrider.scheduler.cores import thread_share, usable_cores
 from outrider.scheduler.errors import OutriderError, ProviderUnavailableError
@@ -77,7 +77,7 @@ class Fleet:
         probes = Probes(specs if probe else [], options.start_deadline, options.claim_deadline)
         self._alone = len(specs) == 1
         for spec in specs:
-            self._miss(spec, probes.refusal(spec))
+            self._miss(spec, probes.refusal(spec) or interpreters.check(spec, options.start_deadline))
         wanted = [_threads(spec) or threads for spec in specs if computes(spec)]
         open_share = thread_share(usable_cores(), wanted) if options.strategy in AT_ONCE else usable_cores()
         self._monitor = Monitor(options.start_deadline)

@@ -1,6 +1,7 @@
 """How the process of an incarnation is made: its boot record, what it inherits, its environment, its command line.
 
     [our interpreter, dies with us] -> [wrap ...] -> interpreter -P -c _BOOT -> providers/boot.py
+                                                    one elsewhere -c _BOOT_ELSEWHERE -> the same, out of a zip
 
 The first is there only for a worker that is wrapped: a debugger would otherwise outlive us. Everything is set by `exec`
 or by the worker for itself; no code of ours runs between fork and exec. Must be called on a thread that lives as long
@@ -18,9 +19,14 @@ import sys
 
 import msgpack
 
+from outrider import __version__
 from outrider.providers.contract import ProviderUnavailableError
+from outrider.providers.wire import messages
+from outrider.scheduler.carried import carried
+from outrider.scheduler.interpreters import dying_with_us, interpreter, surroundings
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.worker import Incarnation, Worker
+from outrider.shm.channel import PairChannel
 from outrider.shm.descriptors import DescriptorChannel, pair
 from outrider.shm.progress import ProgressReader, create_progress
 from outrider.shm.stackfile import StackFile
@@ -32,15 +38,23 @@ _BOOT = (
     "from outrider.providers.boot import main; main(int(sys.argv[1]), path)"
 )
 _NEEDED = ("outrider", "numpy", "zmq", "msgpack")
-# PR_SET_PDEATHSIG, SIGKILL: kept through exec. Who started it may be gone before that.
-_WRAPPED = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, ctypes.c_ulong(9), 0, 0, 0); "
-    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
-)
+# In another environment: its own packages, and those of the zip argv[2], before which no other `outrider` may come.
+_BOOT_ELSEWHERE = """
+import sys
+sys.path[:] = [sys.argv[2], *filter(None, sys.path)]
+for name in [name for name in sys.modules if name.partition(".")[0] == "outrider"]:
+    del sys.modules[name]
+import outrider
+if not outrider.__file__.startswith(sys.argv[2]):
+    sys.exit("%s (version %s) comes before Outrider %s, whose session this is" % (
+        outrider.__file__, getattr(outrider, "__version__", "unknown"), sys.argv[3]))
+from outrider.providers.boot import main
+main(int(sys.argv[1]), None)
+"""
 
 
 def launch(one: Incarnation, endpoint: int, coordinator: int) -> None:
-    """Start the process, and give the incarnation its `process`, `pidfd`, `channel`, `progress`, `stacks`, `output_fd`.
+    """Start the process; the incarnation gets `process`, `pidfd`, `channel`, `pair`, `progress`, `stacks`, `output_fd`.
 
     `endpoint`: descriptor of the control socket's file. `coordinator`: our own pidfd. `output_fd` is what it writes to
     its standard output and error, not blocking; -1 if that goes to ours (`debug`). Raises OSError, ValueError,
@@ -60,6 +74,15 @@ def launch(one: Incarnation, endpoint: int, coordinator: int) -> None:
             kept.callback(os.close, reader)
             given.callback(os.close, writer)
             os.set_blocking(writer, True)
+        control, packages = -1, -1
+        control_pair: PairChannel | None = None
+        if spec.python is not None:
+            near, far = pair()
+            control_pair = PairChannel(near, messages.MAX_BYTES)
+            kept.callback(control_pair.close)
+            given.callback(far.close)
+            control, packages = far.fileno(), carried()
+            given.callback(os.close, packages)
         progress = create_progress()
         given.callback(os.close, progress)
         stacks = StackFile()
@@ -82,19 +105,26 @@ def launch(one: Incarnation, endpoint: int, coordinator: int) -> None:
             "coordinator": coordinator,
             "doorbell": bell,
             "channel": theirs.fileno(),
+            "control": control,
             "progress": progress,
             "stacks": stacks.fileno(),
         }
         os.write(boot, msgpack.packb(record))
         os.lseek(boot, 0, os.SEEK_SET)
-        command = [sys.executable, "-P", "-c", _BOOT, str(boot), *_paths()]  # -P: Python adds no folder of its own
+        inherited = [boot, coordinator, endpoint, bell, theirs.fileno(), progress, stacks.fileno()]
+        if spec.python is None:
+            command = [sys.executable, "-P", "-c", _BOOT, str(boot), *_paths()]  # -P: Python adds no folder of its own
+        else:
+            place = f"/proc/self/fd/{packages}"
+            command = [interpreter(spec.python), "-c", _BOOT_ELSEWHERE, str(boot), place, __version__]
+            inherited += [control, packages]
         process = subprocess.Popen(
             [*_wrapper(spec, worker.name, env), *command],
             stdin=None if spec.debug and spec.wrap else subprocess.DEVNULL,  # a debugger asks what to do
             stdout=None if spec.debug else writer,
             stderr=None if spec.debug else writer,
             env=env,
-            pass_fds=(boot, coordinator, endpoint, bell, theirs.fileno(), progress, stacks.fileno()),
+            pass_fds=inherited,
             start_new_session=True,
         )
         kept.callback(process.wait)
@@ -104,12 +134,16 @@ def launch(one: Incarnation, endpoint: int, coordinator: int) -> None:
         kept.pop_all()
     one.process = process
     one.channel = DescriptorChannel(ours)
+    one.pair = control_pair
     one.stacks = stacks
     one.output_fd = reader
 
 
 def environment(worker: Worker) -> dict[str, str]:
-    """The environment of a worker: ours, no spinning thread pools, its thread count, and what its spec adds."""
+    """The environment variables of a worker: ours, no spinning thread pools, its thread count, and what its spec adds.
+
+    For an interpreter elsewhere, ours are made those of its environment (`surroundings`).
+    """
     threads = str(worker.threads)
     fixed = {
         "OMP_NUM_THREADS": threads,
@@ -118,7 +152,9 @@ def environment(worker: Worker) -> dict[str, str]:
         "OPENBLAS_THREAD_TIMEOUT": "4",  # the default burns 112 ms of CPU after each GEMM
         "OMP_WAIT_POLICY": "passive",
     }
-    return {**os.environ, **fixed, **worker.spec.env}
+    spec = worker.spec
+    ours = dict(os.environ) if spec.python is None else surroundings(spec.python, os.environ)
+    return {**ours, **fixed, **spec.env}
 
 
 def _wrapper(spec: ProviderSpec, name: str, env: dict[str, str]) -> list[str]:
@@ -128,7 +164,7 @@ def _wrapper(spec: ProviderSpec, name: str, env: dict[str, str]) -> list[str]:
     if shutil.which(spec.wrap[0], path=env.get("PATH")) is None:
         reason = f"its wrap={list(spec.wrap)} needs the program {spec.wrap[0]!r}, which is not on PATH"
         raise ProviderUnavailableError(f"provider {name} is not available: {reason}", provider=name, reason=reason)
-    return [sys.executable, "-I", "-S", "-c", _WRAPPED, str(os.getpid()), *spec.wrap]
+    return dying_with_us(list(spec.wrap))
 
 
 def _paths() -> tuple[str, str]:

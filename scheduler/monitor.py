@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
@@ -31,54 +31,25 @@ from outrider.scheduler.closing import HURRIED_SECONDS, exiting
 from outrider.scheduler.control_socket import ControlSocket, check_descriptors
 from outrider.scheduler.errors import SessionClosedError
 from outrider.scheduler.launch import launch
+from outrider.scheduler.listener import Listener
 from outrider.scheduler.log_queue import LogQueue
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
-from outrider.scheduler.overdue import Working
+from outrider.scheduler.provider_file import loads
 from outrider.scheduler.shortage import told
 from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
-from outrider.shm.errors import OutriderError
-from outrider.shm.progress import RUN, STOP, Doing
+from outrider.shm.errors import ChannelClosedError, ChannelFullError, LayoutError, OutriderError
+from outrider.shm.progress import RUN, STOP
 
 log = logging.getLogger("outrider.fleet")
 
 STOP_SECONDS = 5.0
 DEATH_MILLISECONDS = 250  # between the end of a process's descriptors and that of its pidfd: microseconds
 LONGEST = 86400.0  # seconds that it blocks
+FULL_SECONDS = 5.0  # a worker that takes no messages for so long hangs
 LAST_READS = 32  # of 64 KiB: more than a pipe holds
-
-
-class Listener(Protocol):
-    """What a loaded session wants to hear, on the monitor's thread: it must not block."""
-
-    def on_failed(self, sender: Incarnation, message: messages.Failed) -> None:
-        """A partition did not run. Raises WireError for what the sender cannot know."""
-
-    def on_dying(self, one: Incarnation, doing: Doing) -> tuple[int, list[str]] | None:
-        """A worker has died: tell its restart policy what it completed. What it was running: (partition, nodes)."""
-
-    def uses(self, one: Incarnation) -> bool:
-        """Whether a successor of this process is to serve the session's present generation."""
-
-    def on_death(self, one: Incarnation) -> None:
-        """A worker died without being asked to; all were told by `on_dying`."""
-
-    def on_spare_lost(self, worker: Worker) -> None:
-        """The spare of a worker died."""
-
-    def on_restart(self, worker: Worker) -> None:
-        """A session had this worker restarted: what was held against it is forgotten. On that session's thread."""
-
-    def on_closed(self) -> None:
-        """The fleet was closed: nothing will be heard any more."""
-
-    def look(self) -> None:
-        """Look whether a worker says of a run in flight what cannot be. Called now and then."""
-
-    def working(self) -> list[tuple[int, Working]]:
-        """The runs in flight, and where workers are in them."""
 
 
 class Monitor(threading.Thread):
@@ -265,6 +236,8 @@ class Monitor(threading.Thread):
             self._bury(one)
             if not one.ended.done():
                 one.ended.set_result(None)
+        for one in self._incarnations():
+            self._close_pair(one)
         for fd in list(self._watched):
             self._unwatch(fd)
         for listener in list(self.listeners.values()):
@@ -324,6 +297,8 @@ class Monitor(threading.Thread):
         if not one.worker.spec.debug:
             one.deadline = (time.monotonic() + self.start_deadline, self.start_deadline)
         self._watch(one.pidfd, lambda: self._exited(one))
+        if one.pair is not None:
+            self._watch(one.pair.fileno(), lambda: self._receive_from_pair(one))
         if one.output_fd >= 0:
             self._watch(one.output_fd, lambda: self._read_output(one))
 
@@ -353,22 +328,54 @@ class Monitor(threading.Thread):
 
     def _send(self, one: Incarnation, body: bytes) -> None:
         try:
-            self._socket.send(one.identity, body)
-        except zmq.ZMQError as error:
+            if one.pair is not None:
+                one.pair.send(body, FULL_SECONDS)
+            else:
+                self._socket.send(one.identity, body, FULL_SECONDS)
+        except (ChannelFullError, ChannelClosedError) as error:
             if not self._is_dying(one):
-                self._log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, error)
+                self._log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, str(error))
                 self._kill(one, f"it could not be reached ({error})")
 
     def _receive(self) -> None:
         identity, body = self._socket.receive()
         one = next((one for one in self._incarnations() if one.identity == identity), None)
-        if one is None:
-            return  # an earlier incarnation's last words
+        if one is not None:  # else an earlier incarnation's last words
+            self._close_pair(one)
+            self._take(one, body)
+
+    def _receive_from_pair(self, one: Incarnation) -> bool:
+        """Take a message in, if there is one; False when nothing was."""
+        if one.pair is None:
+            return False
+        try:
+            body = one.pair.receive()
+        except ChannelClosedError:
+            self._close_pair(one)
+            return False
+        except LayoutError as error:
+            self._broke(one, error)
+            return False
+        if body is not None:
+            self._take(one, body)
+        return body is not None
+
+    def _close_pair(self, one: Incarnation) -> None:
+        pair, one.pair = one.pair, None
+        if pair is not None:
+            del self._watched[pair.fileno()]
+            self._poller.unregister(pair.fileno())
+            pair.close()
+
+    def _take(self, one: Incarnation, body: bytes) -> None:
         try:
             self._hear(one, messages.unpack(body))
         except (WireError, ProtocolMismatchError) as error:
-            self._log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, error)
-            self._kill(one, f"it broke the protocol: {error}")
+            self._broke(one, error)
+
+    def _broke(self, one: Incarnation, error: OutriderError) -> None:
+        self._log.error("worker %s broke the protocol (%s); it is killed", one.worker.name, str(error))
+        self._kill(one, f"it broke the protocol: {error}")
 
     def _hear(self, one: Incarnation, message: messages.Message) -> None:
         """Take a message in. Raises WireError for one that nobody asked for or that comes when it cannot."""
@@ -399,6 +406,9 @@ class Monitor(threading.Thread):
         code = one.process.wait()
         self._unwatch(one.pidfd)
         one.pidfd = -1
+        while self._receive_from_pair(one):  # what it said last
+            pass
+        self._close_pair(one)
         for _ in range(LAST_READS):  # what it wrote last; a grandchild may keep the pipe open, and write for ever
             if one.output_fd not in self._watched or not self._read_output(one):
                 break
@@ -422,6 +432,8 @@ class Monitor(threading.Thread):
                     _fail_closed(one.ready)
                 else:
                     reason = one.killed or instruction.reason
+                    if one.life.cause != "raised":  # then it says for itself what it loaded
+                        reason += loads(one.worker.spec)
                     one.ready.set_exception(_unavailable(one, reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
                 self._bury(one)

@@ -24,6 +24,7 @@ from outrider.scheduler.output import WorkerOutput
 from outrider.scheduler.restarts import Restarts
 from outrider.scheduler.specs import target
 from outrider.scheduler.story import Facts
+from outrider.shm.channel import PairChannel
 from outrider.shm.descriptors import DescriptorChannel
 from outrider.shm.doorbell import Doorbell
 from outrider.shm.errors import ChannelClosedError
@@ -50,6 +51,7 @@ class Incarnation:
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
         self.channel: DescriptorChannel | None = None
+        self.pair: PairChannel | None = None  # for messages, until it is known that it speaks ZeroMQ
         self.output = WorkerOutput()
         self.output_fd = -1
         self.progress: ProgressReader | None = None

@@ -68,7 +68,7 @@ class DescriptorChannel:
             return ()
         except ConnectionError as error:
             raise ChannelClosedError("the other end of the descriptor channel is gone") from error
-        fds = list(_rights(control))
+        fds = list(rights(control))
         if not body and not fds:
             raise ChannelClosedError("the other end of the descriptor channel is gone")
         reason = ""
@@ -120,7 +120,8 @@ class DescriptorChannel:
         self._socket.close()
 
 
-def _rights(control: list[tuple[int, int, bytes]]) -> Iterator[int]:
+def rights(control: list[tuple[int, int, bytes]]) -> Iterator[int]:
+    """The descriptors that came with a message, from what `recvmsg` gives as its control data."""
     for level, kind, data in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds = array.array("i")

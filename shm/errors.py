@@ -69,9 +69,15 @@ class DescriptorError(OutriderError, RuntimeError):
 
 
 class ChannelClosedError(OutriderError, ConnectionError):
-    """The other end of a descriptor channel is gone."""
+    """The other end of a channel is gone."""
 
     _fields = ()
+
+
+class ChannelFullError(OutriderError, TimeoutError):
+    """The other end of a channel takes no messages: what may wait there has waited for `seconds`."""
+
+    _fields = ("seconds",)
 
 
 class RangesFullError(OutriderError, ValueError):

@@ -84,10 +84,7 @@ def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str,
             else:
                 document["start_seconds"] = seconds
                 document["versions"] = dict(hello.versions)
-                accepts = None if hello.accepts is None else list(hello.accepts)
-                document["attributes"] = {
-                    "merge": hello.merge, "per_signature": hello.per_signature, "accepts": accepts,
-                }  # fmt: skip
+                document["attributes"] = dict(hello.declares)
                 verdict, document["claims"] = _claims(fleet, worker, loaded, path, deadline)
     finally:
         loaded.store.close()
@@ -183,14 +180,9 @@ def _answered(
 def _text(document: dict[str, Any]) -> list[str]:
     lines = _row("provider", document["provider"])
     if document["start_seconds"] is not None:
-        attributes = document["attributes"]
-        accepts = "all dtypes" if attributes["accepts"] is None else ", ".join(attributes["accepts"])
         lines += _row("starts", f"in {milliseconds(document['start_seconds'])}")
         lines += _row("versions", ", ".join(f"{name} {version}" for name, version in document["versions"].items()))
-        lines += _row(
-            "attributes",
-            f"merge={attributes['merge']}, per_signature={attributes['per_signature']}, accepts {accepts}",
-        )
+        lines += _row("declares", _declared(document["attributes"]))
     failure, claims = document["failure"], document["claims"]
     if failure is not None:
         lines += _row("FAILS", failure["reason"])
@@ -200,6 +192,17 @@ def _text(document: dict[str, Any]) -> list[str]:
     if document["kept"] is not None:
         lines += _row("remembered", f"as {'fit' if failure is None else 'not fit'} for use, in {document['kept']}")
     return lines
+
+
+def _declared(attributes: dict[str, Any]) -> str:
+    """What a provider says of itself: which options of the contract it uses, and what nodes it can be given."""
+    told = dict(attributes)
+    dtypes, shapes = told.pop("dtypes", None), told.pop("shapes", "any")
+    parts = ["accepts all dtypes" if dtypes is None else f"accepts {', '.join(dtypes)}"]
+    if shapes != "any":
+        parts.append(f"{shapes} shapes only")
+    parts += [f"no {kind}" for kind in ("sequences", "maps", "optionals", "bodies") if not told.pop(kind, True)]
+    return "; ".join(parts + [name for name, used in told.items() if used])
 
 
 def _claims_text(claims: dict[str, Any]) -> list[str]:

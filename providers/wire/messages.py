@@ -18,8 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-
+from outrider.providers.wire.codec import msgpack
 from outrider.providers.wire.errors import ProtocolMismatchError, WireError
 
 START = 0
@@ -42,14 +41,14 @@ MAX_BYTES = 1 << 30  # a body larger than this is refused before it is parsed
 
 @dataclass(frozen=True)
 class Hello:
-    """The provider is set up and waits for work."""
+    """The provider is set up and waits for work. `declares`: all that it says of itself (`traits.Traits.plain`)."""
 
     pid: int
     incarnation: int
     merge: bool
     per_signature: bool
     wants_model: bool
-    accepts: list[str] | None
+    declares: dict[str, Any]
     versions: dict[str, str]
 
 

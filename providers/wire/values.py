@@ -13,9 +13,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import msgpack
 import numpy as np
 
+from outrider.providers.wire.codec import msgpack
 from outrider.providers.wire.dtypes import numpy_dtype, onnx_name, storage_bytes
 from outrider.providers.wire.errors import WireError
 

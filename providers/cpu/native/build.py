@@ -14,11 +14,21 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
+
+def _folder() -> Path:
+    """Where sources and libraries lie: beside this file, or, if that is in a zip, in the install that it came from."""
+    here, loader = Path(__file__).parent, globals().get("__loader__")
+    if loader is not None and not here.is_dir():
+        with suppress(OSError):
+            return Path(loader.get_data(str(here / "installed")).decode())
+    return here
+
+
+FOLDER = _folder()
 SOURCE = FOLDER / "source"
 FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math",
@@ -84,6 +94,8 @@ def compile_to(path: Path, compiler: Sequence[str], flags: Sequence[str], folder
     from concurrent.futures import ThreadPoolExecutor
 
     units = [file for file in sources(folder) if file.suffix == ".c"]
+    if not units:
+        raise BuildError(f"there are no sources of the kernels in {folder}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=path.parent) as scratch:
         objects = [os.path.join(scratch, f"{unit.stem}.o") for unit in units]

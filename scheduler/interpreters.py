@@ -1,0 +1,150 @@
+"""Interpreters of other environments: `ProviderSpec(python=...)`.
+
+A worker there has that environment's packages and none of ours: it needs numpy, and its Outrider comes along in a zip
+(`carried.py`). Each interpreter is asked once what it is, before anything is started with it.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outrider.providers.contract import ProviderUnavailableError
+from outrider.scheduler.options import ProviderSpec
+
+OLDEST = (3, 10)
+_MARK = "outrider-interpreter "  # before the answer: what the environment runs at every start may print, too
+# For any Python. Without the current folder, where a numpy.py is not NumPy.
+_QUESTION = f"""
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+import json
+try:
+    from importlib.util import find_spec
+    numpy = find_spec("numpy") is not None
+except ImportError:
+    numpy = False
+print({_MARK!r} + json.dumps([list(sys.version_info[:3]), numpy]))
+"""
+# PR_SET_PDEATHSIG, SIGKILL: kept through exec. Who started it may be gone before that.
+_DIES_WITH_US = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, ctypes.c_ulong(9), 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+def dying_with_us(command: list[str]) -> list[str]:
+    """A command line that runs another one, which ends when this process or the thread that starts it does."""
+    return [sys.executable, "-I", "-S", "-c", _DIES_WITH_US, str(os.getpid()), *command]
+
+
+def interpreter(python: str | os.PathLike[str]) -> str:
+    """The interpreter that `ProviderSpec.python` names: a file, or that of a virtual environment's folder."""
+    path = os.fspath(python)
+    return os.path.join(path, "bin", "python") if os.path.isdir(path) else path
+
+
+def files_of(python: str | os.PathLike[str]) -> list[str]:
+    """The interpreter, and what changes when its virtual environment gets other packages."""
+    path = interpreter(python)
+    folder = os.path.dirname(os.path.dirname(path))
+    told = os.path.join(folder, "pyvenv.cfg")
+    if not os.path.isfile(told):
+        return [path]
+    return [path, told, *sorted(glob.glob(os.path.join(glob.escape(folder), "lib", "python*", "site-packages")))]
+
+
+def surroundings(python: str | os.PathLike[str], ours: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables for an interpreter: ours, but as if its virtual environment had been activated.
+
+    What leads Python to our packages is left out.
+    """
+    env = {key: value for key, value in ours.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    active = env.pop("VIRTUAL_ENV", None)
+    env.pop("VIRTUAL_ENV_PROMPT", None)
+    path = env.get("PATH", os.defpath).split(os.pathsep)
+    if active is not None:
+        path = [entry for entry in path if entry != os.path.join(active, "bin")]
+    programs = os.path.dirname(interpreter(python))
+    folder = os.path.dirname(programs)
+    if os.path.isfile(os.path.join(folder, "pyvenv.cfg")):
+        env["VIRTUAL_ENV"] = folder
+        path.insert(0, programs)
+    env["PATH"] = os.pathsep.join(path)
+    return env
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an interpreter said of itself; `numpy`: whether it has it."""
+
+    version: tuple[int, ...]
+    numpy: bool
+
+
+_known: dict[tuple[object, ...], Found] = {}
+
+
+def check(spec: ProviderSpec, seconds: float) -> ProviderUnavailableError | None:
+    """Why a worker cannot run with `spec.python`; None if it can, or if the spec names none.
+
+    An interpreter that has not been asked yet has so many seconds to answer.
+    """
+    if spec.python is None:
+        return None
+    given = os.fspath(spec.python)
+    path = interpreter(given)
+    reason = _fault(given, path, spec, seconds)
+    if reason is None:
+        return None
+    name = spec.display
+    return ProviderUnavailableError(f"provider {name} is not available: {reason}", provider=name, reason=reason)
+
+
+def _fault(given: str, path: str, spec: ProviderSpec, seconds: float) -> str | None:
+    if not os.path.isfile(path):
+        if os.path.isdir(given):
+            return f"python={given!r} is a folder without bin/python; name a virtual environment or an interpreter"
+        return f"there is no interpreter python={given!r}; name a file, or the folder of a virtual environment"
+    if not os.access(path, os.X_OK):
+        return f"python={given!r} may not be executed"
+    found = _asked(path, {**surroundings(given, os.environ), **spec.env}, seconds)
+    if isinstance(found, str):
+        return f"python={given!r} is no Python: {found}"
+    version = ".".join(map(str, found.version))
+    if found.version < OLDEST:
+        return f"python={given!r} is Python {version}; a worker needs {'.'.join(map(str, OLDEST))} or newer"
+    if not found.numpy:
+        return f"python={given!r} (Python {version}) has no numpy, all that a worker needs; install it there"
+    return None
+
+
+def _asked(path: str, env: dict[str, str], seconds: float) -> Found | str:
+    """What the interpreter says, or why it says nothing. A good answer holds while its file and its paths stay."""
+    stat = os.stat(path)
+    key = (path, stat.st_mtime_ns, stat.st_size, env.get("PYTHONPATH"), env.get("PYTHONHOME"))
+    if key in _known:
+        return _known[key]
+    try:
+        done = subprocess.run(
+            dying_with_us([path, "-c", _QUESTION]),
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=env, timeout=seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"it did not say which within {seconds:g} s"
+    except OSError as error:
+        return str(error)
+    said = [line[len(_MARK) :] for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if done.returncode or not said:
+        left = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        return ": ".join([f"asked for its version, it ended with status {done.returncode}", *left])
+    version, numpy = json.loads(said[-1])
+    found = Found(tuple(version), numpy)
+    if numpy:
+        _known[key] = found
+    return found
