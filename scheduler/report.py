@@ -83,10 +83,10 @@ class PlacedNode:
 
     @property
     def place(self) -> str:
-        """'cpu, partition 0', or 'constant'."""
+        """'cpu, partition 0', or 'constant'; and whether it is served by a stop-gap."""
         if self.partition is None:
             return self.provider or "constant"
-        return f"{self.provider}, partition {self.partition}"
+        return f"{self.provider}, partition {self.partition}" + (" (onnx.reference)" if self.reference else "")
 
 
 @dataclass(frozen=True)

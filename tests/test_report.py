@@ -151,12 +151,8 @@ def test_nodes_are_found_by_name_or_pattern():
     assert [one.name for one in REPORT.matching("[ab]")] == ["a", "b"]
     assert [one.name for one in REPORT.matching("*")] == ["k", "a", "b", "<c>"]
     assert REPORT.matching("nothing") == []
-    assert [one.place for one in REPORT.nodes] == [
-        "constant",
-        "cpu, partition 0",
-        "cpu, partition 0",
-        "cpu:1, partition 1",
-    ]
+    places = ["constant", "cpu, partition 0", "cpu, partition 0 (onnx.reference)", "cpu:1, partition 1"]
+    assert [one.place for one in REPORT.nodes] == places
 
 
 @pytest.mark.parametrize(
@@ -208,7 +204,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.seen.add(tag)
-        if tag not in ("meta", "line"):
+        if tag not in ("meta", "line", "br"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):
@@ -257,3 +253,9 @@ def test_page_of_a_large_model_is_bounded():
 )
 def test_bytes_for_people(count, text):
     assert format_bytes(count) == text
+
+
+def test_a_long_list_is_folded_on_the_page():
+    nodes = tuple(f"n{i}" for i in range(9))
+    page = PlacementReport([PlacedPartition(0, "cpu", nodes)], providers=[PlacedProvider("cpu", "ready", 9)]).to_html()
+    assert "n3<details><summary>5 more</summary>n4<br>" in page and "n8</details>" in page

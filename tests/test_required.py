@@ -170,16 +170,11 @@ def test_it_is_not_left_when_it_cannot_compile() -> None:
 
 def test_it_is_not_left_when_it_dies() -> None:
     chaos = 'chaos?fault=sigkill&at=null&claims=["Neg","Relu"]'
-    with InferenceSession(chain("Relu", "Neg"), providers=[chaos, "cpu"]) as session:
-        np.testing.assert_array_equal(answer(session), -np.maximum(X, 0))  # cpu has taken over
     with InferenceSession(chain("Relu", "Neg"), providers=[f"{chaos}&required=all", "cpu"]) as session:
         with pytest.raises(errors.WorkerDiedError) as caught:
             answer(session)
         assert caught.value.provider == "chaos" and len(caught.value.attempts) == 1
         with pytest.raises(errors.ProviderUnavailableError, match="restart"):
-            answer(session)
-        session.restart("chaos")
-        with pytest.raises(errors.WorkerDiedError):
             answer(session)
 
 
