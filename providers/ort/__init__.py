@@ -17,6 +17,7 @@ from outrider.providers.contract import (
     Program,
     Provider,
     Run,
+    RunInto,
     Unit,
     Value,
 )
@@ -27,7 +28,6 @@ from outrider.providers.ort.pieces import cut
 from outrider.providers.ort.program import Counters, OrtProgram
 from outrider.providers.ort.sessions import Builder, Built
 from outrider.providers.wire.dtypes import PACKED
-from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.onnx_model import is_declarable
 
 
@@ -87,12 +87,11 @@ class OrtProvider(Provider):
         pieces = cut(unit, attempt, said)
         if pieces.refused:
             reason = "; ".join(dict.fromkeys(pieces.refused.values()))
-            names = list(pieces.refused)
-            raise ClaimBrokenError(f"{first_names(names)}: {reason}", nodes=names, reason=reason)
+            raise ClaimBrokenError(reason, nodes=list(pieces.refused), reason=reason)
         self._programs += 1
         return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters)
 
-    def unload(self, compiled: Run | Program) -> None:
+    def unload(self, compiled: Run | RunInto | Program) -> None:
         """Frees the sessions of a unit."""
         assert isinstance(compiled, OrtProgram)
         self._programs -= 1
