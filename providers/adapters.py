@@ -1,20 +1,29 @@
-"""Makes every compiled unit look like a `Program`: plain callables, and providers compiled per signature."""
+"""Makes every compiled unit look like a `Program`: callables, those that write to `out`, compilation per signature."""
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import ClaimBrokenError, Place, Program, Provider, Run, Unit
-from outrider.providers.wire.dtypes import onnx_name
+from outrider.providers.contract import ClaimBrokenError, Place, Program, Provider, Run, RunInto, Shape, Unit, Value
+from outrider.providers.resident import form_of, is_foreign, signature_of
+from outrider.providers.traits import Traits
+from outrider.providers.wire.dtypes import is_tensor, onnx_name
 from outrider.providers.wire.failures import error_to_plain, first_names
 from outrider.shm.errors import OutriderError
 
 SIGNATURES = 32  # compiled signatures kept per unit of a `per_signature` provider
+
+
+class NotInPlaceError(Exception):
+    """A callable that should have written outputs to their places returned values instead: bind again, and call again.
+
+    The places are not asked for a second time.
+    """
 
 
 class Plain(Program):
@@ -28,13 +37,71 @@ class Plain(Program):
         return lambda values: call(list(values))
 
 
+class Writing(Program):
+    """The callable of a provider with `writes_out`: it gets a place for each output whose shape is known.
+
+    Bound calls raise NotInPlaceError.
+    """
+
+    def __init__(self, call: RunInto, unit: Unit) -> None:
+        self.call = call
+        self.unit = unit
+        self._returned: set[int] = set()  # outputs that came as values although they had a place
+
+    def bind(self, inputs: Sequence[Any], place: Place) -> Run:
+        call, count = self.call, len(self.unit.outputs)
+        symbols = symbols_of(self.unit.inputs, inputs)
+        out: list[np.ndarray | None] = [None] * count
+        for i, value in enumerate(self.unit.outputs):
+            shape = concrete(value.shape, symbols)
+            if shape is not None and is_tensor(value.dtype) and value.dtype != "string" and i not in self._returned:
+                out[i] = place(i, value.dtype, shape)
+        placed = [i for i in range(count) if out[i] is not None]
+
+        def run(values: Sequence[Any]) -> Sequence[Any]:
+            returned = call(list(values), list(out))
+            if returned is None and len(placed) == count:
+                return written
+            if isinstance(returned, (list, tuple)) and len(returned) == count:
+                late = [i for i in placed if returned[i] is not None and returned[i] is not out[i]]
+            else:
+                late = placed  # whoever gets it without a place will say what is wrong
+            if late:
+                self._returned.update(late)
+                raise NotInPlaceError
+            return returned  # type: ignore[return-value]  # None is complained of by whoever stores the outputs
+
+        written: list[None] = [None] * count
+        return run
+
+
+def symbols_of(declared: Sequence[Value], items: Sequence[Any]) -> dict[str, int | None]:
+    """What the symbols in declared shapes stand for, by what arrived; None for one that stands for two numbers."""
+    symbols: dict[str, int | None] = {}
+    for value, item in zip(declared, items, strict=True):
+        shape = item.shape if isinstance(item, np.ndarray) else form_of(item)[1] if is_foreign(item) else ()
+        for dim, size in zip(value.shape or (), shape, strict=False):
+            if isinstance(dim, str) and symbols.setdefault(dim, size) != size:
+                symbols[dim] = None
+    return symbols
+
+
+def concrete(shape: Shape, symbols: Mapping[str, int | None]) -> tuple[int, ...] | None:
+    """The shape in numbers; None where a dimension is not known."""
+    if shape is None:
+        return None
+    dims = [symbols.get(dim) if isinstance(dim, str) else dim for dim in shape]
+    known = tuple([dim for dim in dims if dim is not None])
+    return known if len(known) == len(dims) else None
+
+
 class _Compiled:
     """One compiled signature. Unloaded when neither the cache nor a bound callable holds it any more."""
 
-    def __init__(self, provider: Provider, unit: Unit) -> None:
+    def __init__(self, provider: Provider, traits: Traits, unit: Unit) -> None:
         try:
             compiled = provider.compile(unit)
-            self.program = as_program(compiled)
+            self.program = as_program(compiled, traits.writes_out, unit)
         except (OutriderError, MemoryError):
             raise
         except (Exception, SystemExit) as error:  # a provider may raise anything
@@ -66,22 +133,17 @@ def _broken(unit: Unit, error: BaseException) -> ClaimBrokenError:
 class PerSignature(Program):
     """Compiles the unit again for each signature of input dtypes and shapes; drops the least recently used ones."""
 
-    def __init__(self, provider: Provider, unit: Unit) -> None:
+    def __init__(self, provider: Provider, traits: Traits, unit: Unit) -> None:
         self.provider = provider
+        self.traits = traits
         self.unit = unit
         self._cache: dict[tuple[Any, ...], _Compiled] = {}
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
-        signature = tuple((x.dtype, x.shape) if isinstance(x, np.ndarray) else type(x) for x in inputs)
+        signature = tuple([signature_of(item) for item in inputs])
         compiled = self._cache.pop(signature, None)
         if compiled is None:
-            values = tuple(
-                dataclasses.replace(value, dtype=onnx_name(x.dtype), shape=x.shape)
-                if isinstance(x, np.ndarray)
-                else value
-                for value, x in zip(self.unit.inputs, inputs, strict=True)
-            )
-            compiled = _Compiled(self.provider, dataclasses.replace(self.unit, inputs=values))
+            compiled = _Compiled(self.provider, self.traits, for_signature(self.unit, inputs))
             if len(self._cache) >= SIGNATURES:
                 self._cache.pop(next(iter(self._cache)))
         self._cache[signature] = compiled
@@ -91,19 +153,38 @@ class PerSignature(Program):
         self._cache.clear()
 
 
-def as_program(compiled: Run | Program) -> Program:
-    """The Program itself, or a callable wrapped as one. Raises TypeError for anything else."""
+def for_signature(unit: Unit, inputs: Sequence[Any]) -> Unit:
+    """The unit with dtypes and shapes of what arrived, and the shapes of outputs as far as they follow from those."""
+    symbols = symbols_of(unit.inputs, inputs)
+    arriving = []
+    for value, item in zip(unit.inputs, inputs, strict=True):
+        if isinstance(item, np.ndarray):
+            value = dataclasses.replace(value, dtype=onnx_name(item.dtype), shape=item.shape)
+        elif is_foreign(item):
+            dtype, shape = form_of(item)
+            value = dataclasses.replace(value, dtype=dtype, shape=shape)
+        arriving.append(value)
+    leaving = [
+        dataclasses.replace(value, shape=concrete(value.shape, symbols) or value.shape) for value in unit.outputs
+    ]
+    return dataclasses.replace(unit, inputs=tuple(arriving), outputs=tuple(leaving))
+
+
+def as_program(compiled: Run | RunInto | Program, writes_out: bool, unit: Unit) -> Program:
+    """The Program itself, or a callable of a provider that `writes_out` or not, wrapped as one. Raises TypeError for
+    anything else.
+    """
     if isinstance(compiled, Program):
         return compiled
     if not callable(compiled):
         raise TypeError(f"compile() must return a callable or a Program, not {type(compiled).__name__}")
-    return Plain(compiled)
+    return Writing(compiled, unit) if writes_out else Plain(compiled)  # type: ignore[arg-type]
 
 
-def compile_unit(provider: Provider, unit: Unit) -> tuple[Program, Callable[[], None]]:
+def compile_unit(provider: Provider, traits: Traits, unit: Unit) -> tuple[Program, Callable[[], None]]:
     """The unit as a Program, and what unloads it. Exceptions of the provider pass through."""
-    if provider.per_signature:
-        program = PerSignature(provider, unit)
+    if traits.per_signature:
+        program = PerSignature(provider, traits, unit)
         return program, program.unload
     compiled = provider.compile(unit)
-    return as_program(compiled), lambda: provider.unload(compiled)
+    return as_program(compiled, traits.writes_out, unit), lambda: provider.unload(compiled)

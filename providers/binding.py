@@ -4,19 +4,26 @@ A known combination costs one dictionary look-up per run. A binding is good unti
 layout number that got another meaning meanwhile is only asked for anew. Outputs that only the caller gets, and that are
 large, are written straight into a block of the output pool; as the caller may hold earlier results, up to `VARIANTS`
 bindings to different blocks are made, and beyond that the result is copied into a fresh block.
+
+What a provider hands to its next unit without a place (`strided`, `export`) is loose: such an input is known by dtype
+and shape, not by where it lies, and a partition that has one takes the general way in each run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import Program, ProviderContractError, Run, Unit
+from outrider.providers.adapters import NotInPlaceError
+from outrider.providers.contract import Program, Provider, ProviderContractError, Run, Unit
+from outrider.providers.privates import Privates
+from outrider.providers.resident import Resident, form_of, is_foreign, signature_of
+from outrider.providers.traits import Traits
 from outrider.providers.wire import values
 from outrider.providers.wire.declared import has_type, told
 from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_dtype, onnx_name
@@ -35,13 +42,14 @@ LEASE_BYTES = 64 * 1024  # results up to this size are copied by the caller, lar
 class OutputPort:
     """Where a unit output goes: its edge on this worker's board.
 
-    `result`: only the caller reads it; `inside`: another unit of the partition reads it.
+    `result`: only the caller reads it; `inside`: another unit of the partition reads it; `published`: others do.
     """
 
     name: str
     edge: int
     result: bool
     inside: bool
+    published: bool = True
 
 
 @dataclass
@@ -51,6 +59,8 @@ class Counters:
     bound: int = 0
     copies: int = 0
     copied_bytes: int = 0
+    exports: int = 0
+    exported_bytes: int = 0
 
 
 @dataclass
@@ -80,12 +90,15 @@ class BoundUnit:
     """A compiled unit and its bindings. `run` is called by the worker's main thread only.
 
     Blocks of the output pool that a run takes are settled by its caller: `published`, or `give_back_all` when it
-    failed.
+    failed. `loose`: outputs of the last run that have no place.
     """
 
     def __init__(
         self,
         provider: str,
+        instance: Provider,
+        traits: Traits,
+        resident: Resident,
         unit: Unit,
         program: Program,
         outputs: Sequence[OutputPort],
@@ -96,6 +109,11 @@ class BoundUnit:
         trace: Trace,
     ) -> None:
         self.provider = provider
+        self.loose: list[int] = []
+        self._instance = instance
+        self._traits = traits
+        self._resident = resident
+        self._privates = Privates(counters) if traits.writable else None
         self.unit = unit
         self.program = program
         self.outputs = tuple(outputs)
@@ -117,22 +135,37 @@ class BoundUnit:
             return None
         return last
 
-    def run(self, slot: int, inputs: Sequence[Any], targets: Mapping[str, Layout]) -> list[tuple[int, Any]]:
+    def run(
+        self, slot: int, inputs: Sequence[Any], targets: Mapping[str, Layout], loose: Collection[int] = ()
+    ) -> list[tuple[int, Any]]:
         """Run on `inputs`; returns (layout number, value) per output: read-only array, or the value as it is.
 
         `targets`: where the caller wants outputs, by name. One that has another dtype or shape goes elsewhere.
+        `loose`: positions of inputs that lie somewhere else in each run. The number of a loose output that nobody else
+        reads is 0.
         """
         wanted = [targets.get(port.name) for port in self.outputs] if targets else ()
         inputs_key = [id(x) if type(x) is np.ndarray and x.dtype != object else type(x) for x in inputs]
+        for i in loose:
+            inputs_key[i] = signature_of(inputs[i])
         key = (slot, *inputs_key, *wanted)
         self._targets = targets
-        binding = self._known(slot, key)
-        if binding is None:
-            binding = self._bind(slot, key, inputs)
-        for block, _, _ in binding.blocks:
-            self._pool.take_again(block)
-        self._last = binding
-        return self._results(slot, binding, binding.run(inputs))
+        self.loose = []
+        while True:
+            binding = self._known(slot, key)
+            if binding is None:
+                binding = self._bind(slot, key, inputs, loose)
+            for block, _, _ in binding.blocks:
+                self._pool.take_again(block)
+            self._last = binding
+            try:
+                returned = binding.run(inputs)
+            except NotInPlaceError:
+                for block, _, _ in binding.blocks:
+                    self._pool.give_back(block)
+                self._bindings.clear()
+            else:
+                return self._results(slot, binding, returned)
 
     def _known(self, slot: int, key: tuple[Any, ...]) -> Binding | None:
         """A binding that can be used now."""
@@ -172,9 +205,11 @@ class BoundUnit:
             for i, (placed, value) in enumerate(zip(binding.placed, returned, strict=True))
         ]
 
-    def _bind(self, slot: int, key: tuple[Any, ...], inputs: Sequence[Any]) -> Binding:
+    def _bind(self, slot: int, key: tuple[Any, ...], inputs: Sequence[Any], loose: Collection[int]) -> Binding:
         pooled = len(self._bindings.get(key, ())) < VARIANTS
-        held_inputs = tuple(x for x in inputs if type(x) is np.ndarray and x.dtype != object)
+        held_inputs = tuple(
+            x for i, x in enumerate(inputs) if type(x) is np.ndarray and x.dtype != object and i not in loose
+        )
         binding = Binding(held_inputs, [None] * len(self.outputs))
 
         def place(i: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -197,7 +232,11 @@ class BoundUnit:
             return array
 
         with timed(self._trace.recorder, "bind", "bind") as args:
-            binding.run = self.program.bind(inputs, place)
+            if self._privates is None:
+                binding.run = self.program.bind(inputs, place)
+            else:
+                own = self._privates.of(inputs)
+                binding.run = self._privates.before(self.program.bind(own, place), own)
             args["bytes"] = sum(placed.array.nbytes for placed in binding.placed if placed is not None)
         for block, _, _ in binding.blocks:  # taken again by the run
             self._pool.give_back(block)
@@ -234,6 +273,10 @@ class BoundUnit:
     def _store(self, i: int, slot: int, value: Any) -> tuple[int, Any]:
         """Keep a returned value: one counted copy."""
         port, declared = self.outputs[i], self.unit.outputs[i]
+        if self._traits.loose:
+            passed = self._passed(i, slot, value)
+            if passed is not None:
+                return passed
         if value is None and not is_tensor(declared.dtype) and has_type(None, declared.dtype):
             return self._places.nothing(port.edge, slot), None
         if is_tensor(declared.dtype) and not isinstance(value, np.ndarray):
@@ -241,11 +284,7 @@ class BoundUnit:
                 raise self._broken(port.name, f"an array of {declared.dtype}", type(value).__name__)
             value = np.asarray(value)
         if isinstance(value, np.ndarray) and not is_string(value.dtype):
-            try:
-                dtype = onnx_name(value.dtype)
-            except ValueError as error:
-                raise self._broken(port.name, f"an array of {declared.dtype}", str(value.dtype)) from error
-            self._check(i, dtype, value.ndim)
+            dtype = self._check_array(i, value)
             array, layout, number = self._place(i, slot, dtype, value.shape, pooled=True)
             begun = monotonic_ns() if self._trace.on else 0
             np.copyto(array, value)
@@ -274,12 +313,62 @@ class BoundUnit:
             value = values.decode(target)
         return number, value
 
+    def _passed(self, i: int, slot: int, value: Any) -> tuple[int, Any] | None:
+        """A value that reaches the next unit as it is; None for one that needs a place."""
+        port = self.outputs[i]
+        if self._traits.strided and isinstance(value, np.ndarray) and not is_string(value.dtype):
+            # What lies in this worker's segment may be written again by the unit after the next.
+            if port.published or self._places.segment.holds(value):
+                return None
+            self._check_array(i, value)
+            value = value.view()
+            value.flags.writeable = False
+        elif self._traits.exports and is_foreign(value) and is_tensor(self.unit.outputs[i].dtype):
+            dtype, shape = self._form(i, value)
+            number = self._export(i, slot, value, dtype, shape) if port.published else 0
+            self.loose.append(i)
+            return number, value
+        else:
+            return None
+        self.loose.append(i)
+        return 0, value
+
+    def _export(self, i: int, slot: int, value: Any, dtype: str, shape: tuple[int, ...]) -> int:
+        """Have a value of the provider's own written to its place, and leave it for its own partitions."""
+        port = self.outputs[i]
+        array, _, number = self._place(i, slot, dtype, shape, pooled=True)
+        self._instance.export(value, array)
+        self._counters.exports += 1
+        self._counters.exported_bytes += array.nbytes
+        self._resident.keep(port.edge, slot, value)
+        return number
+
     def _count(self, nbytes: int, name: str, begun: int) -> None:
         self._counters.copies += 1
         self._counters.copied_bytes += nbytes
         recorder = self._trace.recorder
         if recorder is not None and begun:
             recorder.add("copy", name, begun, monotonic_ns(), {"bytes": nbytes})
+
+    def _check_array(self, i: int, value: np.ndarray) -> str:
+        """Its dtype, which is as declared."""
+        try:
+            dtype = onnx_name(value.dtype)
+        except ValueError as error:
+            raise self._broken(
+                self.outputs[i].name, f"an array of {self.unit.outputs[i].dtype}", str(value.dtype)
+            ) from error
+        self._check(i, dtype, value.ndim)
+        return dtype
+
+    def _form(self, i: int, value: Any) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape of a value of the provider's own, which are as declared."""
+        try:
+            dtype, shape = form_of(value)
+        except TypeError as error:
+            raise self._broken(self.outputs[i].name, f"an array of {self.unit.outputs[i].dtype}", str(error)) from error
+        self._check(i, dtype, len(shape))
+        return dtype, shape
 
     def _check(self, i: int, dtype: str, rank: int) -> None:
         declared = self.unit.outputs[i]

@@ -9,20 +9,25 @@ A provider claims nodes, compiles units and is called with arrays. The simplest 
             return lambda inputs: [numpy.maximum(inputs[0], 0)]
 
 It lives in a worker process of its own, is made there without arguments, and is called from one thread, never
-concurrently. Everything else on this page is optional.
+concurrently. Everything else on this page is optional. docs/write-a-provider.md tells it with examples.
 
 What is what: a **Graph** is what a provider is asked about; a **Node** has `op_type`, `domain` ('' is ai.onnx),
 `opset`, `name`, `attributes` (decoded: int, float, str, lists, read-only arrays, Graphs for bodies), `inputs` and
 `outputs`; those are **Values** with `name`, `dtype` (ONNX name in lower case, `'undefined'` for an omitted optional
 input, which keeps its position), `shape` (tuple of int, str or None; None for unknown rank) and `constant`.
 `graph.constants` and `unit.constants` map names to read-only arrays, read from shared memory when asked for.
+
+What arrives: a tensor is a C-contiguous, 64-byte aligned, read-only array; strings are an object array of str, a
+sequence is a list, a map a dict, an omitted or empty optional None. What is returned may be any array of the declared
+dtype and rank, of any strides: it is copied, so what it lies in may be used again. Sequences, maps, optionals and
+strings are returned in the forms in which they arrive.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +40,9 @@ from outrider.providers.wire.spans import Trace
 from outrider.shm.errors import OutriderError
 
 __all__ = [
-    "Claim", "Context", "Decline", "Graph", "KernelError", "Node", "OnnxModel", "Program", "Provider",
-    "ProviderContractError", "ProviderUnavailableError", "ClaimBrokenError", "Run", "RunCancelledError", "Shape",
-    "TensorRef", "Trace", "Unit", "Value",
+    "Capabilities", "Claim", "Context", "Decline", "Graph", "KernelError", "Node", "OnnxModel", "Program", "Provider",
+    "ProviderContractError", "ProviderUnavailableError", "ClaimBrokenError", "Run", "RunCancelledError", "RunInto",
+    "Shape", "TensorRef", "Trace", "Unit", "Value",
 ]  # fmt: skip
 
 
@@ -76,6 +81,23 @@ class Decline:
 
     def __repr__(self) -> str:
         return f"Decline({self.node.name}, {self.reason!r})"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What nodes a provider can be given at all. A claim with a node outside of it is declined, with the reason.
+
+    It is about all values that a node or its bodies read and write. `dtypes`: element types, None for all; `sequences`,
+    `maps`, `optionals`: whether values may be such; `bodies`: whether nodes may have them (If, Loop, Scan, ...);
+    `shapes`: what must be known of shapes: 'any' nothing, 'ranked' how many dimensions, 'static' each of them.
+    """
+
+    dtypes: Collection[str] | None = None
+    sequences: bool = True
+    maps: bool = True
+    optionals: bool = True
+    bodies: bool = True
+    shapes: str = "any"
 
 
 @dataclass(frozen=True)
@@ -128,6 +150,7 @@ class Unit:
 
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
+RunInto = Callable[[Sequence[Any], Sequence[Any]], "Sequence[Any] | None"]
 Place = Callable[[int, str, tuple[int, ...]], np.ndarray]
 
 
@@ -142,8 +165,9 @@ class Program:
         """Prepare for these inputs and return the callable that runs the unit.
 
         `inputs`: one item per unit input: a read-only array whose address stays while its contents change from run to
-        run, or None for an omitted one. Lists, dicts and object arrays (sequences, maps, strings) are given as
-        they are in the present run, and the callable must take those from its argument instead.
+        run, or None for an omitted one. Lists, dicts and object arrays (sequences, maps, strings), and what units hand
+        each other because of `strided` or `export`, are given as they are in the present run, and the callable must
+        take those from its argument instead.
         `place(i, dtype, shape)`: call it now for each output whose dtype and shape are known now, once; it returns the
         writable C-contiguous array that the callable fills. It raises OutOfMemoryError when there is no room.
         The callable gets the inputs of the run (the same arrays) and returns one item per output: None for
@@ -155,16 +179,29 @@ class Program:
 class Provider:
     """Base class of providers. See the page above; class attributes are the options of the contract.
 
-    `merge`: neighbouring claims come as one unit. `per_signature`: `compile`'s callable serves only the shapes it was
-    compiled for, and `compile` is called again, with concrete shapes in `unit.inputs`, for each new signature.
-    `accepts`: dtypes it can be handed, None for all; a claim with an input or output of another is declined for it.
-    `wants_model`: `graph.model` and `unit.model` are the ONNX form of what is shown.
+    `capabilities`: what nodes it can be given. `merge`: neighbouring claims come as one unit. `per_signature`:
+    `compile`'s callable serves only the shapes it was compiled for, and `compile` is called again, with concrete shapes
+    in `unit.inputs`, for each new signature. `wants_model`: `graph.model` and `unit.model` are the ONNX form of what is
+    shown.
+
+    `writes_out`: `compile`'s callable is called as `run(inputs, out)`, and writes where its readers look instead of
+    being copied. `out[i]` is a writable, C-contiguous, 64-byte aligned array for an output whose shape follows from the
+    declared ones, else None. It returns None for each output that it wrote there (or nothing, if that is all of them)
+    and the value of the others. A value that comes although there is `out[i]`, which may have a shape that the model
+    declares wrongly, is copied as ever.
+
+    `strided`: an array that one unit returns may reach the next one of the same partition as it is: with any strides
+    and alignment, not copied, read-only. It must then stay as it is until the partition's next run begins.
+    `writable`: inputs are private copies, which it may overwrite.
     """
 
+    capabilities: Capabilities = Capabilities()
     merge: bool = False
     per_signature: bool = False
     wants_model: bool = False
-    accepts: frozenset[str] | None = None
+    writes_out: bool = False
+    strided: bool = False
+    writable: bool = False
 
     def setup(self, context: Context) -> None:
         """Called once, before anything else. Raise to refuse to start; the message reaches the user."""
@@ -173,14 +210,25 @@ class Provider:
         """Which nodes of `graph` this provider takes. Must not depend on earlier calls."""
         raise NotImplementedError(f"{type(self).__name__} has no method claim(self, graph)")
 
-    def compile(self, unit: Unit) -> Run | Program:
+    def compile(self, unit: Unit) -> Run | RunInto | Program:
         """Make a unit runnable. Raise to take the claim back; the reason reaches the user.
 
         ClaimBrokenError(reason, nodes=[names of some of its nodes]) takes back just those.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method compile(self, unit)")
 
-    def unload(self, compiled: Run | Program) -> None:
+    def export(self, value: Any, out: np.ndarray) -> None:
+        """Copy a value of the provider's own into host memory.
+
+        A provider that defines this may return values that are no arrays, such as memory of its device. They need
+        `dtype` (an ONNX name or a NumPy dtype) and `shape`. They reach its own units as they are, in whichever
+        partition those run, and must stay as they are while the run lasts; what another reads is exported to `out`, a
+        writable C-contiguous array of that dtype and shape. What others made, and all of a run that is replayed after
+        a crash, arrives in host memory.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method export(self, value, out)")
+
+    def unload(self, compiled: Run | RunInto | Program) -> None:
         """A compiled unit will not be called again."""
 
     def stats(self) -> Mapping[str, Any]:

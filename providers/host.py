@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic, monotonic_ns
@@ -17,15 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.adapters import NotInPlaceError
 from outrider.providers.binding import BoundUnit, Counters, OutputPort
 from outrider.providers.constants import Constants
 from outrider.providers.contract import ClaimBrokenError, Provider
 from outrider.providers.inputs import InputPort
 from outrider.providers.lanes import Lane, LaneGroup, Present, serve_ready
 from outrider.providers.programs import Compiled, Programs
+from outrider.providers.resident import Resident
 from outrider.providers.steady import Block, Call, Outcome, Steady
 from outrider.providers.targets import Targets
 from outrider.providers.tracing import repeated, run_unit, written
+from outrider.providers.traits import Traits
 from outrider.providers.wire.declared import Declarations
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.providers.wire.failures import error_to_plain, fail
@@ -72,6 +76,7 @@ class Partition:
         `cancelled`: asked between two units; RunCancelledError if it says so. `doing`: the progress record.
         """
         known: dict[str, Any] = {"": None}
+        loose: set[str] = set()  # of these values, those that have no place
         read: list[tuple[BoardReader, int, int]] = []
         calls: list[Call] | None = []
         stamps: list[tuple[int, int]] = []
@@ -82,7 +87,10 @@ class Partition:
                 return None
             read.append((port.reader, port.edge, number))
             if port.name:
-                known[port.name] = port.value(slot, number)
+                kept = None if port.resident is None else port.resident.take(port.edge, slot)
+                if kept is not None:
+                    loose.add(port.name)
+                known[port.name] = port.value(slot, number) if kept is None else kept
         targets = self.targets.of(slot, read)
         numbers: dict[str, int] = {}
         for position, unit in enumerate(self.units):
@@ -91,14 +99,17 @@ class Partition:
                     raise RunCancelledError("the run was cancelled between two units", reason="cancelled")
                 doing[STEP] = position
             arguments = [known[value.name] for value in unit.unit.inputs]
+            free = [i for i, value in enumerate(unit.unit.inputs) if value.name in loose] if loose else ()
             try:
                 if recorder is None:
-                    results = unit.run(slot, arguments, targets)
+                    results = unit.run(slot, arguments, targets, free)
                 else:
-                    results = run_unit(recorder, unit, slot, arguments, targets)
+                    results = run_unit(recorder, unit, slot, arguments, targets, free)
             except (Exception, SystemExit) as error:  # a provider may raise anything
                 fail(unit.unit.nodes, unit.unit.inputs, arguments, error)
             binding = unit.repeatable()
+            if unit.loose:
+                loose.update(unit.outputs[i].name for i in unit.loose)
             if binding is None or not all(map(_stays, arguments)):
                 calls = None
             elif calls is not None:
@@ -126,6 +137,7 @@ class Services:
     """What a session uses of its worker. `take`: the descriptor behind an id; `send`: to the coordinator."""
 
     provider: Provider
+    traits: Traits
     name: str
     take: Callable[[int], int]
     send: Callable[[Message], None]
@@ -144,6 +156,7 @@ class LoadedSession:
         self.session = message.session
         self.generation = message.generation
         self.provider = services.provider
+        self.traits = services.traits
         self.provider_name = services.name
         self.counters = Counters()
         self.refused: list[dict[str, Any]] = []
@@ -171,6 +184,8 @@ class LoadedSession:
         self._lanes: dict[tuple[int, int], Lane] = {}  # (partition, slot)
         self._plans = [plan_of(body) for body in message.partitions]
         self._compiled = [self._compile(plan, programs, constants) for plan in self._plans]
+        own_inputs = (one["edge"] for plan in self._plans for one in plan.inputs if one["board"] == own)
+        self._resident = Resident(Counter(own_inputs))
 
     def _compile(self, plan: PartitionPlan, programs: Programs, constants: Constants) -> list[Compiled]:
         compiled: list[Compiled] = []
@@ -263,11 +278,15 @@ class LoadedSession:
         places: Places,
     ) -> Partition:
         ports = {
-            one["name"]: OutputPort(one["name"], one["edge"], one["result"], one["inside"]) for one in plan.outputs
+            one["name"]: OutputPort(one["name"], one["edge"], one["result"], one["inside"], one["published"])
+            for one in plan.outputs
         }
         units = [
             BoundUnit(
                 self.provider_name,
+                self.provider,
+                self.traits,
+                self._resident,
                 one.unit,
                 one.program,
                 [ports[value.name] for value in one.unit.outputs],
@@ -285,7 +304,8 @@ class LoadedSession:
             value, board, edge = known.get(one["name"], OMITTED), one["board"], one["edge"]
             if board:  # the coordinator's own are what was fed, and checked
                 declared[board].edges[edge] = value
-            inputs.append(InputPort(value, readers[board], board, edge, self._message.slots))
+            resident = self._resident if self.traits.exports and board == self._message.own else None
+            inputs.append(InputPort(value, readers[board], board, edge, self._message.slots, resident))
         targets = Targets(readers[0], {one["name"]: one["target"] for one in plan.outputs if one["target"] >= 0})
         return Partition(plan, inputs, units, targets)
 
@@ -333,8 +353,8 @@ class LoadedSession:
             while steady is not None and not steady.fits():
                 steady = steady.other
             if steady is not None:
-                steady.repeat(run, self._cancelled, doing)
-            else:
+                steady = self._repeated(lane, steady, run)
+            if steady is None:
                 begun = begun or monotonic()
                 self._run(lane, run)
         except (Exception, SystemExit) as error:  # whatever a provider raises becomes this run's failure
@@ -353,8 +373,20 @@ class LoadedSession:
             lane.rest = rest - 1
         return ended
 
+    def _repeated(self, lane: Lane, steady: Steady, run: int) -> Steady | None:
+        """Repeat a run; None if that turned out to be impossible, with nothing published."""
+        try:
+            steady.repeat(run, self._cancelled, self._doing)
+        except NotInPlaceError:
+            self._doing[STEP] = 0
+            self._pool.give_back_all()
+            lane.steady.clear()
+            return None
+        return steady
+
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""
+        self._resident.run = run
         partition, slot, board, places = lane.partition, lane.slot, self._board, self._places
         assert places is not None
         changes = places.changes[slot]
@@ -391,6 +423,8 @@ class LoadedSession:
             "bound": self.counters.bound,
             "copies": self.counters.copies,
             "copied_bytes": self.counters.copied_bytes,
+            "exports": self.counters.exports,
+            "exported_bytes": self.counters.exported_bytes,
             "allocated_bytes": 0 if places is None else places.allocated_bytes + self._pool.pooled_bytes(),
             "edge_bytes": 0 if places is None else places.allocated_bytes,
             "edge_bytes_unshared": 0 if places is None else places.unshared_bytes,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.binding import BINDINGS
+from outrider.providers.resident import Resident
 from outrider.providers.wire import values
 from outrider.providers.wire.declared import value_misfit
 from outrider.providers.wire.dtypes import BY_NUMBER, numpy_dtype
@@ -22,8 +23,12 @@ class InputPort:
     A layout keeps its array when it comes under another number, so what was bound to that is found again.
     """
 
-    def __init__(self, declared: Value, reader: BoardReader, board: int, edge: int, slots: int) -> None:
+    def __init__(
+        self, declared: Value, reader: BoardReader, board: int, edge: int, slots: int, resident: Resident | None = None
+    ) -> None:
+        """`resident`: where an earlier partition of this worker may have left the value itself."""
         self.name = declared.name
+        self.resident = resident
         self.reader = reader
         self.edge = edge
         self._declared = declared

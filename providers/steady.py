@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from outrider.providers.adapters import NotInPlaceError
 from outrider.providers.contract import Run, Unit
 from outrider.providers.wire.errors import RunCancelledError
 from outrider.providers.wire.failures import fail
@@ -103,7 +104,8 @@ class Steady:
         return True
 
     def repeat(self, run: int, cancelled: Callable[[], bool], doing: memoryview) -> None:
-        """Make the calls and publish. Raises what `fail` makes of a call's exception, with nothing published.
+        """Make the calls and publish. Raises what `fail` makes of a call's exception, with nothing published, and
+        NotInPlaceError if they can be repeated no more.
 
         `cancelled`: asked between two units; RunCancelledError if it says so. `doing`: the progress record. Blocks that
         it has taken then are to be given back by `PoolWriter.give_back_all`.
@@ -119,6 +121,8 @@ class Steady:
                     doing[STEP] = made
                 call(arguments)
                 made += 1
+        except NotInPlaceError:
+            raise
         except (Exception, SystemExit) as error:  # a provider may raise anything
             unit = self._units[made]
             fail(unit.nodes, unit.inputs, self._calls[made][1], error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -21,14 +21,19 @@ def unit_name(unit: Unit) -> str:
 
 
 def run_unit(
-    recorder: Recorder, bound: BoundUnit, slot: int, arguments: Sequence[Any], targets: Mapping[str, Layout]
+    recorder: Recorder,
+    bound: BoundUnit,
+    slot: int,
+    arguments: Sequence[Any],
+    targets: Mapping[str, Layout],
+    loose: Collection[int],
 ) -> list[tuple[int, Any]]:
-    """`bound.run(slot, arguments, targets)` with its span, which tells what was written."""
+    """`bound.run(slot, arguments, targets, loose)` with its span, which tells what was written."""
     results: list[tuple[int, Any]] = []
     args: Args = {}
 
     def call(inputs: Sequence[Any]) -> Sequence[Any]:
-        results.extend(bound.run(slot, inputs, targets))
+        results.extend(bound.run(slot, inputs, targets, loose))
         args.update(written(bound, results))
         return results
 
@@ -37,11 +42,14 @@ def run_unit(
 
 
 def written(bound: BoundUnit, results: Sequence[tuple[int, Any]]) -> Args:
-    """`bytes` of the arrays that a unit wrote; `writes`: value -> its bytes, or 'encoded' for strings and sequences."""
-    writes = {
+    """`bytes` of the arrays that a unit wrote; `writes`: value -> its bytes, 'encoded' for strings and sequences, or
+    'passed' for what has no place.
+    """
+    writes: dict[str, int | str] = {
         port.name: value.nbytes if isinstance(value, np.ndarray) and not value.dtype.hasobject else "encoded"
         for port, (_, value) in zip(bound.outputs, results, strict=True)
     }
+    writes.update((bound.outputs[i].name, "passed") for i in bound.loose)
     return {"bytes": sum(size for size in writes.values() if isinstance(size, int)), "writes": writes}
 
 

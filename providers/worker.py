@@ -14,13 +14,13 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from outrider.providers.constants import Constants, LazyConstants
 from outrider.providers.contract import (
+    Capabilities,
     Claim,
     Context,
     Decline,
@@ -33,10 +33,10 @@ from outrider.providers.host import LoadedSession, Services
 from outrider.providers.lanes import LaneGroup, Present
 from outrider.providers.loading import BUILT_IN, load_provider
 from outrider.providers.programs import Programs
+from outrider.providers.traits import Traits, lacking, traits_of
 from outrider.providers.wire import messages
-from outrider.providers.wire.dtypes import NUMBER
 from outrider.providers.wire.failures import error_to_plain, plain, text_of
-from outrider.providers.wire.graph import Graph, Node
+from outrider.providers.wire.graph import Graph
 from outrider.providers.wire.onnx_model import OnnxModel
 from outrider.providers.wire.pack import unpack_graph, unpack_model
 from outrider.providers.wire.spans import Recorder, Trace, plain_span, timed
@@ -78,6 +78,7 @@ class Worker:
         # The run slots of all sessions, flat: a fleet may hold many sessions, and each wake looks at all of them.
         self._watched: list[tuple[memoryview, int, LaneGroup, LoadedSession]] = []
         self.provider: Provider
+        self.traits: Traits
 
     def start(self) -> None:
         """Import and set up the provider; say Hello, or StartFailed and exit."""
@@ -102,7 +103,7 @@ class Worker:
                     boot["part"],
                 )
             )
-            self._check_attributes()
+            self.traits = traits_of(self.provider, self.name)
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
             told = error_to_plain(error)
@@ -111,7 +112,6 @@ class Worker:
             self.control.send(messages.StartFailed(boot["incarnation"], reason, story))
             self.control.finish()
             raise SystemExit(EXIT_START) from error
-        accepts = None if self.provider.accepts is None else sorted(self.provider.accepts)
         versions = {"python": platform.python_version(), "numpy": np.__version__}
         if self.pyzmq is not None:
             versions["pyzmq"] = self.pyzmq
@@ -119,27 +119,14 @@ class Worker:
             messages.Hello(
                 os.getpid(),
                 boot["incarnation"],
-                self.provider.merge,
-                self.provider.per_signature,
-                self.provider.wants_model,
-                accepts,
+                self.traits.merge,
+                self.traits.per_signature,
+                self.traits.wants_model,
+                self.traits.plain(),
                 versions,
             )
         )
         self.progress.end()
-
-    def _check_attributes(self) -> None:
-        """The options of the contract that are class attributes. Raises ProviderContractError."""
-        for name in ("merge", "per_signature", "wants_model"):
-            if not isinstance(getattr(self.provider, name), bool):
-                raise self._broken(f"{name} must be True or False", repr(getattr(self.provider, name))[:200])
-        accepts = self.provider.accepts
-        if accepts is None:
-            return
-        named = isinstance(accepts, (set, frozenset, list, tuple)) and all(isinstance(name, str) for name in accepts)
-        unknown = sorted(set(accepts) - set(NUMBER)) if named else [repr(accepts)[:200]]
-        if unknown:
-            raise self._broken("accepts must be None or a set of names like 'float32'", ", ".join(unknown))
 
     def loop(self) -> None:
         """Serve messages and runs until told to stop."""
@@ -235,20 +222,30 @@ class Worker:
                 constants.graph(packed), model=self._model(message.session, message.model, constants)
             )
             known = {id(node): node.index for node in graph.nodes}
+            outside = self._outside(graph)
             for answer in self._answers(graph):
                 if isinstance(answer, Claim):
                     nodes = [self._index(known, node) for node in answer.nodes]
-                    foreign = self._not_accepted(answer.nodes)
-                    if foreign:
-                        reason = f"it does not accept {', '.join(foreign)}"
-                        declines += [{"node": node, "reason": reason} for node in nodes]
+                    reason = next((outside[node] for node in nodes if node in outside), "")
+                    if reason:
+                        declines += [{"node": node, "reason": outside.get(node, reason)} for node in nodes]
                     else:
                         claims.append({"nodes": nodes, "reference": answer.reference, "cost": answer.cost})
                 else:
                     declines.append({"node": self._index(known, answer.node), "reason": text_of(answer.reason)})
+            told = {decline["node"] for decline in declines}
+            declines += [{"node": node, "reason": reason} for node, reason in outside.items() if node not in told]
         except (Exception, SystemExit) as caught:  # a provider may raise anything in claim()
             claims, declines, error = [], [], error_to_plain(caught)
         return messages.Claims(message.session, message.round, claims, declines, error)
+
+    def _outside(self, graph: Graph) -> dict[int, str]:
+        """The nodes that the provider cannot be given whatever it answers, and why."""
+        capabilities = self.traits.capabilities
+        if capabilities == Capabilities():
+            return {}
+        reasons = {node.index: lacking(node, capabilities) for node in graph.nodes}
+        return {index: reason for index, reason in reasons.items() if reason}
 
     def _answers(self, graph: Graph) -> list[Claim | Decline]:
         answers = self.provider.claim(graph)
@@ -258,13 +255,6 @@ class Worker:
             if not isinstance(answer, (Claim, Decline)):
                 raise self._broken("claim() must return a list of Claim and Decline", type(answer).__name__)
         return list(answers)
-
-    def _not_accepted(self, nodes: Sequence[Node]) -> list[str]:
-        """The dtypes of these nodes' inputs and outputs that the provider does not accept."""
-        if self.provider.accepts is None:
-            return []
-        dtypes = {value.dtype for node in nodes for value in (*node.inputs, *node.outputs)}
-        return sorted(dtypes - set(self.provider.accepts) - {"undefined"})
 
     def _index(self, known: dict[int, int], node: Any) -> int:
         index = known.get(id(node))
@@ -281,11 +271,18 @@ class Worker:
         """Compile the session's partitions, in place of an earlier generation."""
         self.unload(message.session, keep=True)
         constants = self._constants(message.session, message.weights)
-        programs = self.programs.setdefault(message.session, Programs(self.provider, self.name))
+        programs = self.programs.setdefault(message.session, Programs(self.provider, self.traits, self.name))
         programs.model = self._model(message.session, message.model, constants)
         recorder = self._recorder(message.session)
         services = Services(
-            self.provider, self.name, self._take, self.control.send, self.trace, self.progress, self.present
+            self.provider,
+            self.traits,
+            self.name,
+            self._take,
+            self.control.send,
+            self.trace,
+            self.progress,
+            self.present,
         )
         try:
             with self.trace.into(recorder), timed(recorder, "load", f"{len(message.partitions)} partitions"):

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from outrider.scheduler.ortvalue import OrtValue
     from outrider.scheduler.report import PlacementReport
     from outrider.scheduler.session import InferenceSession
+    from outrider.scheduler.spec_file import read_providers
 
 __all__ = [
     "CancelToken", "Fleet", "InferenceSession", "ModelMetadata", "NodeArg", "OrtValue", "PlacementReport",
-    "ProviderSpec", "RunOptions", "SessionOptions", "errors",
+    "ProviderSpec", "RunOptions", "SessionOptions", "errors", "read_providers",
 ]  # fmt: skip
 
 _MODULES = {
     "CancelToken": "cancelling", "Fleet": "fleet", "InferenceSession": "session", "ModelMetadata": "metadata",
     "NodeArg": "nodearg", "OrtValue": "ortvalue", "PlacementReport": "report", "ProviderSpec": "options",
-    "RunOptions": "options", "SessionOptions": "options",
+    "RunOptions": "options", "SessionOptions": "options", "read_providers": "spec_file",
 }  # fmt: skip
 
 

@@ -148,7 +148,7 @@ class _Inliner:
         self, body: onnx.GraphProto, names: dict[str, str], given: Mapping[str, AttributeProto], prefix: str
     ) -> None:
         """Rename a body in place, its own names as well, since a formal name may now mean an outer value."""
-        local = {name: mapped for name, mapped in names.items() if name not in _defined(body)}
+        local = {name: mapped for name, mapped in names.items() if name not in defined(body)}
         for value in body.input:
             value.name = self._renamed(value.name, local, prefix)
         for tensor in body.initializer:
@@ -162,7 +162,8 @@ class _Inliner:
             value.name = self._renamed(value.name, local, prefix)
 
 
-def _defined(graph: onnx.GraphProto) -> set[str]:
+def defined(graph: onnx.GraphProto) -> set[str]:
+    """Names of the values that a graph has itself, not in its bodies."""
     found = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     return found | {name for node in graph.node for name in node.output if name}
 
@@ -172,5 +173,5 @@ def value_names(graph: onnx.GraphProto) -> set[str]:
     names: set[str] = set()
     graphs: Iterable[onnx.GraphProto] = [graph, *(body for node in walk(graph) for _, body in body_graphs(node))]
     for one in graphs:
-        names |= _defined(one)
+        names |= defined(one)
     return names

@@ -35,6 +35,7 @@ from outrider.scheduler.listener import Listener
 from outrider.scheduler.log_queue import LogQueue
 from outrider.scheduler.oom import OomKills
 from outrider.scheduler.output import KEPT_BYTES
+from outrider.scheduler.provider_file import loads
 from outrider.scheduler.shortage import told
 from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
@@ -431,6 +432,8 @@ class Monitor(threading.Thread):
                     _fail_closed(one.ready)
                 else:
                     reason = one.killed or instruction.reason
+                    if one.life.cause != "raised":  # then it says for itself what it loaded
+                        reason += loads(one.worker.spec)
                     one.ready.set_exception(_unavailable(one, reason, instruction.detail))
             elif isinstance(instruction, lifecycle.Mourn):
                 self._bury(one)

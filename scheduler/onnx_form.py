@@ -6,6 +6,7 @@ The bytes lie in a weight segment like any constant. They differ from the skelet
 - a large tensor is an initializer of the graph, `external_data` naming no file; one that a body owns moves out of it,
   under a name of its own; one within a function or an attribute is written out, since nothing there can refer to one,
   and so is one of a type that arrays have no common form for;
+- an output of a body that is such a one, or another output too, is a copy of it;
 - inputs, outputs and training data are left out: a part gets inputs and outputs of its own;
 - an IR version below 4 is 4, the first in which an initializer need not be an input: those that are none are constants
   in all of them.
@@ -16,7 +17,7 @@ form or meaning differs between the two are told (`foreign`): no part can hold t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from onnx import AttributeProto, helper
 
 from outrider.providers.wire.dtypes import NUMBER, PACKED
 from outrider.providers.wire.graph import TensorRef
-from outrider.scheduler.functions import value_names
+from outrider.scheduler.functions import defined, value_names
 from outrider.scheduler.limits import MAX_BYTES, FunctionKey, function_key
 from outrider.scheduler.lowering import means_the_same
 from outrider.scheduler.model import LoadedModel
@@ -62,13 +63,14 @@ def onnx_form(loaded: LoadedModel) -> OnnxForm:
     model.CopyFrom(loaded.skeleton.model)
     model.ir_version = max(model.ir_version, FIRST_IR_WITH_OVERRIDES)
     foreign = _foreign(loaded.skeleton, model)
-    maker = _Maker(loaded.store, model)
+    maker = _Maker(loaded.store, model, loaded.skeleton.names)
     maker.graph(model.graph)
     for function in model.functions:
         for node in walk_nodes(function.node):
             maker.write_out(node)
-            for _, body in body_graphs(node):
+            for part, body in body_graphs(node):
                 maker.write_out_all(body.initializer)
+                maker.outputs(body, f"{function.name}/{node.name}/{part}/")
     del model.graph.input[:], model.graph.output[:]
     if (size := model.ByteSize()) > MAX_BYTES:
         raise ModelLimitError(
@@ -119,13 +121,14 @@ def _foreign(skeleton: Skeleton, model: onnx.ModelProto) -> dict[str, str]:
 
 
 class _Maker:
-    def __init__(self, store: WeightStore, model: onnx.ModelProto) -> None:
+    def __init__(self, store: WeightStore, model: onnx.ModelProto, names: Collection[str]) -> None:
         self.store = store
         self.top = model.graph
         self.weights: dict[str, TensorRef] = {}
         self.moved: dict[str, list[str]] = {}
         self._owner = ""  # the node of the graph whose bodies are looked at
         self._values = value_names(model.graph)
+        self._names = set(names)  # of nodes
 
     def graph(self, graph: onnx.GraphProto) -> None:
         """The top graph: constants become initializers, bodies lose what is large."""
@@ -170,8 +173,25 @@ class _Maker:
             body.node.extend(kept)
         if moved:
             _rename(body, moved)
+        self.outputs(body, prefix)
         for node in body.node:
             self.node(node)
+
+    def outputs(self, body: onnx.GraphProto, prefix: str) -> None:
+        """Have each output of a body be a value of its own that the body makes.
+
+        What was moved out of it is none any more, and of two outputs that are the same value onnxruntime 1.32 leaves
+        the first one unwritten.
+        """
+        own = defined(body)
+        for position, value in enumerate(body.output):
+            if value.name in own:
+                own.discard(value.name)
+                continue
+            name = f"{prefix}#output{position}"
+            made = unique(name, self._values)
+            body.node.add(op_type="Identity", name=unique(name, self._names), input=[value.name], output=[made])
+            value.name = made
 
     def _move(self, tensor: onnx.TensorProto, name: str) -> str:
         """Make a large tensor an initializer of the top graph; the name that it got."""
@@ -228,12 +248,10 @@ def _rename(body: onnx.GraphProto, moved: Mapping[str, str]) -> None:
             if name in moved:
                 node.input[i] = moved[name]
         for _, inner in body_graphs(node):
-            own = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
-            own.update(name for one in inner.node for name in one.output)
+            own = defined(inner)
             _rename(inner, {name: new for name, new in moved.items() if name not in own})
-    for name in dict.fromkeys(value.name for value in body.output if value.name in moved):
-        # An output must be made in the body itself.
-        body.node.add(op_type="Identity", name=f"{moved[name]}/#output", input=[moved[name]], output=[name])
+    for value in body.output:
+        value.name = moved.get(value.name, value.name)
 
 
 def _packed(items: np.ndarray, dtype: str) -> bytes:

@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
+from outrider.scheduler import spec_text
 from outrider.scheduler.cancelling import CancelToken
 from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
@@ -295,7 +296,8 @@ class RunOptions(_Options):
 class ProviderSpec(_Options):
     """One provider of a session or fleet: its kind, and how its worker process is started.
 
-    - `kind`: 'cpu', 'null', 'chaos', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells instances apart.
+    - `kind`: 'cpu', 'null', 'chaos', 'ort', 'ort:NAME', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells
+      instances apart.
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
     - `threads`: CPU threads, None for all usable cores; with strategy 'pipeline' or 'replicate' the session's workers
       share those evenly.
@@ -399,6 +401,16 @@ class ProviderSpec(_Options):
     def display(self) -> str:
         """The provider's name in pins, reports and errors."""
         return self.name or self.kind
+
+    def __str__(self) -> str:
+        """The spec as an entry of `providers=`; its repr where no text can say it (options with bytes, NaN)."""
+        default = ProviderSpec(self.kind)
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        changed = {name: value for name, value in given.items() if name == "kind" or value != getattr(default, name)}
+        try:
+            return spec_text.written(changed)
+        except ValueError:
+            return repr(self)
 
 
 def smallest_memory(threads: int) -> int:

@@ -5,8 +5,9 @@ without being started. One that nobody has probed is started and, before any ses
 small graph: its worker becomes the fleet's if it answers. If it dies or is late instead, the provider is refused, and
 the next fleet knows. What it answers is of no interest: claims are checked when they matter.
 
-Not probed are the providers of this package, and those with `ProviderSpec(debug=True)`, which are to be looked at while
-they crash. `OUTRIDER_PROBE=0` in the environment turns all of this off.
+Not probed are the providers of this package, except `ort` with a library, or with an execution provider other than ONNX
+Runtime's own for CPUs; and those with `ProviderSpec(debug=True)`, which are to be looked at while they crash.
+`OUTRIDER_PROBE=0` in the environment turns all of this off.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from outrider.scheduler.model import load_model
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.onnx_form import onnx_form
 from outrider.scheduler.options import ProviderSpec, invalid_option
-from outrider.scheduler.specs import target
+from outrider.scheduler.provider_file import foreign_files, loads
 from outrider.scheduler.story import last_words
 from outrider.scheduler.verdicts import Verdict
 from outrider.scheduler.worker import Worker
@@ -49,7 +50,7 @@ def wanted() -> bool:
 
 def probed(spec: ProviderSpec) -> bool:
     """Whether a provider is one of somebody else's, and none that is being debugged."""
-    return not target(spec.kind).kind and not spec.debug
+    return foreign_files(spec) != [] and not spec.debug
 
 
 def small_graph() -> Graph:
@@ -125,7 +126,7 @@ def claim_verdict(
     try:
         answer.result(max(0.0, seconds))
     except TimeoutError:
-        reason = f"it did not answer what it claims within {deadline:g} s"
+        reason = f"it did not answer what it claims within {deadline:g} s{loads(worker.spec)}"
         (stack,) = stacks(monitor, [worker.current], keep=True)
         monitor.kill(worker, reason)
         story = f"Its Python stack:\n{stack}\n{_story(worker)}" if stack else _story(worker)
@@ -138,7 +139,7 @@ def claim_verdict(
 def death_verdict(worker: Worker, error: WorkerDiedError, deadline: float) -> Verdict:
     """The verdict on a worker that died when it was to claim."""
     why = f" ({error.reason})" if error.reason else ""
-    reason = f"{exit_text(error.exit_code)} while it was asked what it claims{why}"
+    reason = f"{exit_text(error.exit_code)} while it was asked what it claims{why}{loads(worker.spec)}"
     return Verdict("died", "claim", reason, error.signal, error.exit_code, deadline, _story(worker), time.time())
 
 
@@ -194,7 +195,7 @@ def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderU
     if kept is not None:
         until = _time(verdict.when + verdicts.kept_seconds(verdict))
         lasting = (
-            f" It is not started again before {until}, unless its file or its options change or {kept} is removed."
+            f" It is not started again before {until}, unless its files or its options change or {kept} is removed."
         )
     again = f"`outrider doctor --probe '{spec.kind}'` probes it again"
     reason = f"its probe at {when} failed: {verdict.reason}.{lasting} {again}"

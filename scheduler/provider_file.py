@@ -1,11 +1,59 @@
-"""The file that holds a provider's class, found without running any of it in this process."""
+"""The files that hold a provider's code, found without running any of it in this process."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 
+from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.specs import target
+
+_ORT_OWN = ("", "CPUExecutionProvider")  # what `ort` and `ort:NAME` name that is ONNX Runtime's own code
+_ORT_LIBRARIES = ("library", "custom_ops")  # options of `ort` that are paths
+
+
+def foreign_files(spec: ProviderSpec) -> list[str] | None:
+    """The files of somebody else's code that a provider starts with; [] if it has none, None if they cannot be told."""
+    found = target(spec.kind)
+    if found.kind == "ort":
+        return _ort_files(spec, found.part)
+    if found.kind:
+        return []
+    # Which modules another interpreter would find is not known here.
+    file = found.file if spec.python is not None else provider_file(spec.kind)
+    return [file] if file else None
+
+
+def loads(spec: ProviderSpec) -> str:
+    """Which libraries a provider loads, to be told when it dies of them; '' if none is named."""
+    libraries = _libraries(spec) if target(spec.kind).kind == "ort" else []
+    return f" (it loads {', '.join(libraries)})" if libraries else ""
+
+
+def _libraries(spec: ProviderSpec) -> list[str]:
+    return [path for option in _ORT_LIBRARIES for path in _paths(spec.options.get(option))]
+
+
+def _ort_files(spec: ProviderSpec, part: str) -> list[str]:
+    """Its libraries, and what tells which ONNX Runtime loads them."""
+    libraries = _libraries(spec)
+    if not libraries and part in _ORT_OWN:
+        return []
+    if spec.python is not None:  # an installation there changes the time of its folder
+        packages = Path(os.path.abspath(os.fspath(spec.python))).parent.parent.glob("lib/python*/site-packages")
+        return [*libraries, *map(str, packages)]
+    runtime = _module_file("onnxruntime")
+    return libraries if runtime is None else [*libraries, runtime]
+
+
+def _paths(given: object) -> list[str]:
+    """The paths that an option names: a list, or text with commas."""
+    if isinstance(given, str):
+        return [os.path.abspath(os.path.expanduser(one.strip())) for one in given.split(",") if one.strip()]
+    return [path for one in given for path in _paths(one)] if isinstance(given, Sequence) else []
 
 
 def provider_file(kind: str) -> str | None:

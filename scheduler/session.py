@@ -52,8 +52,9 @@ class InferenceSession:
         with InferenceSession("model.onnx", providers=["my_provider.py:MyProvider", "cpu"]) as session:
             outputs = session.run(None, {"x": array})
 
-    `model`: path, bytes or ModelProto. `providers`: in priority order, 'cpu', 'null', 'package.module:Class',
-    'file.py:Class', any of them in a pair with a dict of its options, or a ProviderSpec; None means ["cpu"].
+    `model`: path, bytes or ModelProto. `providers`: in priority order, 'cpu', 'null', 'ort', 'package.module:Class',
+    'file.py:Class', any of them with '?key=value&...' or in a pair with a dict of its options, or a ProviderSpec; None
+    means what OUTRIDER_PROVIDERS lists, else ["cpu"] (`outrider.scheduler.specs`).
     `sess_options` (onnxruntime's position) or `options`: a SessionOptions. Raises the errors of options and
     providers, then those of the model, before any process starts; then ProviderUnavailableError, UnsupportedOpError,
     PinDeclinedError, ClaimBrokenError and their kin. A context manager; `close` is idempotent, and results stay valid

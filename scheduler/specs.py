@@ -3,32 +3,44 @@
 | entry | means |
 |---|---|
 | `cpu`, `null`, `chaos` | a provider of this package |
+| `ort`, `ort:NAME` | ONNX Runtime with its CPU execution provider, or another one |
 | `package.module:Class` | a class that the worker imports |
 | `file.py:Class` | a class in a file; the path becomes absolute and must exist |
 | `CPUExecutionProvider` | `cpu` |
+| any other `XExecutionProvider` | `ort:XExecutionProvider` |
 | `...:n` | instance n of any of these; `:0` is the first and left out |
+| `...?key=value&key=value` | the same with fields of ProviderSpec and provider options (`spec_text.py`) |
 | `(entry, dict)` | the same with provider options |
-| `ProviderSpec` | as it is, `kind` checked |
+| `ProviderSpec` | as it is, `kind` checked; `kind` is then without `?...` |
 
+In pins and reports a provider has the entry's kind with its instance, or its `name`.
 Nothing is imported here: whether the class exists and is a provider, its worker finds out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.scheduler.errors import UnknownProviderError
+from outrider.scheduler import spec_text
+from outrider.scheduler.errors import (
+    InvalidOptionError,
+    UnknownOptionError,
+    UnknownProviderError,
+    UnsupportedOptionError,
+)
 from outrider.scheduler.options import ProviderSpec, invalid_option, unsupported_option
 
+VARIABLE = "OUTRIDER_PROVIDERS"
 BUILT_IN = ("cpu", "null", "chaos", "ort")
 _NOT_BUILT = ("cuda", "sim", "openvino")
 _EXPECTED = (
-    "'cpu', 'null', 'chaos', 'package.module:Class', 'file.py:Class', "
+    "'cpu', 'null', 'chaos', 'ort', 'package.module:Class', 'file.py:Class', one of these with '?key=value&...', "
     "(one of these, dict of options), or a ProviderSpec"
 )
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
@@ -51,7 +63,7 @@ class Target:
 
 def target(kind: str) -> Target:
     """Take a checked `ProviderSpec.kind` apart."""
-    base, instance = _split_instance(kind)
+    base, instance = split_instance(kind)
     where, colon, name = base.rpartition(":")
     if not colon:
         return Target(kind=base, instance=instance)
@@ -63,27 +75,33 @@ def target(kind: str) -> Target:
 
 
 def parse_providers(providers: Any, provider_options: Any = None) -> list[ProviderSpec]:
-    """The providers of a session or fleet, in priority order. None means `["cpu"]`.
+    """The providers of a session or fleet, in priority order.
 
+    None means what the environment variable OUTRIDER_PROVIDERS lists, or `["cpu"]` where it is not set or empty.
     `provider_options`: as in onnxruntime, a list with one dict for each provider. Raises InvalidOptionError (an empty
     list, two equal names, an entry of another type), UnknownProviderError and UnsupportedOptionError.
     """
     if providers is None:
+        text = os.environ.get(VARIABLE, "")
+        if text.strip():
+            with sourced(VARIABLE):
+                return parse_list(text, provider_options)
         providers = ["cpu"]
     if isinstance(providers, (str, ProviderSpec)) or not isinstance(providers, Sequence):
         raise invalid_option("providers", providers, f"a list of {_EXPECTED}")
-    if not providers:
-        raise invalid_option("providers", [], "at least one provider; leave it out for ['cpu']")
-    specs = [parse_provider(entry) for entry in providers]
-    if provider_options is not None:
-        specs = _with_options(specs, provider_options)
-    seen: set[str] = set()
-    for spec in specs:
-        if spec.display in seen:
-            hint = "different names; tell two instances apart by a trailing ':n' or ProviderSpec(name=...)"
-            raise invalid_option("providers", [one.display for one in specs], hint)
-        seen.add(spec.display)
-    return specs
+    return _parsed(providers, provider_options)
+
+
+def parse_list(text: str, provider_options: Any = None) -> list[ProviderSpec]:
+    """The providers of a comma-separated list. Raises as `parse_providers` does."""
+    entries = spec_text.split_entries(text)
+    try:
+        return _parsed(entries, provider_options)
+    except UnknownProviderError as error:
+        if error.provider in entries[1:] and "?" in entries[entries.index(error.provider, 1) - 1]:
+            story = f"{error.message} A comma that belongs to the value before it is written %2C."
+            raise UnknownProviderError(story, **error.fields()) from error
+        raise
 
 
 def parse_provider(entry: Any) -> ProviderSpec:
@@ -94,12 +112,44 @@ def parse_provider(entry: Any) -> ProviderSpec:
     if isinstance(entry, ProviderSpec):
         return _checked(entry)
     if isinstance(entry, str) and entry.strip():
-        return _checked(ProviderSpec(entry))
+        return _checked(ProviderSpec(**spec_text.arguments(entry.strip())))
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], Mapping):
-        return _checked(ProviderSpec(entry[0], options=entry[1]))
+        return _checked(_with(ProviderSpec(**spec_text.arguments(entry[0].strip())), entry[1], "providers"))
     if isinstance(entry, type):
         raise _class_given(entry)
     raise invalid_option("providers", entry, f"entries to be {_EXPECTED}")
+
+
+def _parsed(entries: Sequence[Any], provider_options: Any) -> list[ProviderSpec]:
+    if not entries:
+        raise invalid_option("providers", [], "at least one provider; leave it out for ['cpu']")
+    specs = [parse_provider(entry) for entry in entries]
+    if provider_options is not None:
+        specs = _with_options(specs, provider_options)
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.display in seen:
+            hint = (
+                f"different names; tell two of one kind apart by a trailing ':n', as in {_next_instance(spec)!r}, "
+                "or by a name: '?name=NAME', ProviderSpec(name=NAME)"
+            )
+            raise invalid_option("providers", [one.display for one in specs], hint)
+        seen.add(spec.display)
+    return specs
+
+
+def _next_instance(spec: ProviderSpec) -> str:
+    base, instance = split_instance(spec.display)
+    return f"{base}:{instance + 1}"
+
+
+@contextlib.contextmanager
+def sourced(source: str) -> Iterator[None]:
+    """Errors of entries that come from somewhere else than the caller's hand say so."""
+    try:
+        yield
+    except (InvalidOptionError, UnknownOptionError, UnknownProviderError, UnsupportedOptionError) as error:
+        raise type(error)(f"{source}: {error.message}", **error.fields()) from error
 
 
 def _class_given(entry: type) -> Exception:
@@ -121,13 +171,19 @@ def _with_options(specs: list[ProviderSpec], provider_options: Any) -> list[Prov
         raise invalid_option("provider_options", provider_options, f"{len(specs)} dicts, one for each provider")
     merged = []
     for spec, given in zip(specs, provider_options, strict=True):
-        if given and spec.options:
-            raise invalid_option("provider_options", given, f"the options of {spec.display!r} in one place only")
-        merged.append(replace(spec, options=given) if given else spec)
+        merged.append(_with(spec, given, "provider_options") if given else spec)
     return merged
 
 
-def _split_instance(kind: str) -> tuple[str, int]:
+def _with(spec: ProviderSpec, options: Any, where: str) -> ProviderSpec:
+    """The spec with these options, which it must not have already."""
+    if spec.options and options:
+        raise invalid_option(where, options, f"the options of {spec.display!r} in one place only")
+    return replace(spec, options=options) if options else spec
+
+
+def split_instance(kind: str) -> tuple[str, int]:
+    """A kind without its `:n`, and n, 0 where there is none."""
     base, colon, number = kind.rpartition(":")
     if colon and number.isascii() and number.isdecimal():
         return base, int(number)
@@ -135,7 +191,7 @@ def _split_instance(kind: str) -> tuple[str, int]:
 
 
 def _checked(spec: ProviderSpec) -> ProviderSpec:
-    base, instance = _split_instance(spec.kind)
+    base, instance = split_instance(spec.kind)
     if base == "CPUExecutionProvider":
         base = "cpu"
     word, colon, part = base.partition(":")
@@ -156,6 +212,9 @@ def _checked(spec: ProviderSpec) -> ProviderSpec:
 
 def _class_kind(base: str, given: str) -> str:
     where, colon, name = base.rpartition(":")
+    if "?" in base and not os.path.isfile(os.path.abspath(os.path.expanduser(where))):
+        way_out = "ProviderSpec's other fields for what follows '?', or the whole as a string in providers=[...]"
+        raise invalid_option("kind", given, way_out)
     if not colon:
         if base.endswith(".py") or os.sep in base:
             raise invalid_option("providers", given, f"the class too, as in '{base}:MyProvider'")

@@ -1,8 +1,8 @@
 """What probes of providers saw, kept from one process to the next.
 
-A verdict holds for one way to start a provider: its kind, options, environment, interpreter and limits, the file of its
-class (time and size), the machine, and this version of Outrider. What changes any of these asks again. How long it is
-kept:
+A verdict holds for one way to start a provider: its kind, options, environment, interpreter and limits, the files of
+its class or its libraries (time and size), the machine, and this version of Outrider. What changes any of these asks
+again. How long it is kept:
 
 | the probe saw | kept |
 |---|---|
@@ -33,8 +33,7 @@ from outrider.scheduler import cache
 from outrider.scheduler.interpreters import files_of
 from outrider.scheduler.oom import says_so
 from outrider.scheduler.options import ProviderSpec
-from outrider.scheduler.provider_file import provider_file
-from outrider.scheduler.specs import target
+from outrider.scheduler.provider_file import foreign_files
 
 CRASH_SECONDS = 24 * 3600.0
 PASSING_SECONDS = 600.0  # of what may have been the machine's fault
@@ -104,12 +103,11 @@ def path_of(spec: ProviderSpec) -> str | None:
 
 def _facts(spec: ProviderSpec) -> dict[str, Any] | None:
     """All that a verdict depends on, as plain data."""
-    # Which modules another interpreter would find is not known here.
-    file = provider_file(spec.kind) if spec.python is None else target(spec.kind).file
-    if not file:
+    files = foreign_files(spec)
+    if not files:
         return None
     try:
-        stamps = [_stamp(one) for one in (file, *files_of(spec.python or sys.executable))]
+        stamps = [_stamp(file) for file in (*files, *files_of(spec.python or sys.executable))]
     except OSError:
         return None
     given = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec)}

@@ -120,6 +120,10 @@ class Segment:
             return None
         return offset
 
+    def holds(self, array: npt.NDArray[Any]) -> bool:
+        """Whether an array of any strides lies in this mapping."""
+        return 0 <= address_of(array) - self.address < self.nbytes
+
     def array(self, offset: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """C-contiguous array of `shape` at byte `offset`, writable if the mapping is; keeps the mapping alive.
 

@@ -85,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     config.stash[FOLDER] = tempfile.mkdtemp(prefix="ot-")  # short: socket paths end at 107 bytes
     os.environ["TMPDIR"] = tempfile.tempdir = config.stash[FOLDER]
+    os.environ.pop("OUTRIDER_PROVIDERS", None)  # providers=None means cpu
     os.environ["OUTRIDER_CACHE"] = os.path.join(config.stash[FOLDER], "cache")  # no verdict of another run counts
     kernels = cache_folder() / "kernels"  # except compiled kernels, whose names say what they were compiled from
     kernels.mkdir(exist_ok=True)

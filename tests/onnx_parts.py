@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from outrider.providers.wire.onnx_model import OnnxModel, Part, is_declarable
 from outrider.providers.wire.pack import pack_model, unpack_model
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.onnx_form import onnx_form
+from outrider.scheduler.skeleton import walk_nodes
 from outrider.scheduler.store import WeightStore
 
 
@@ -45,10 +47,11 @@ def shipped(loaded: LoadedModel) -> OnnxModel:
 
 @contextmanager
 def opened(model: Any, **more: Any) -> Iterator[tuple[Graph, OnnxModel]]:
-    """The plain graph of a model and its ONNX form."""
+    """The plain graph of a model, with arrays as constants, and its ONNX form."""
     loaded = load_model(model, **more)
     try:
-        yield loaded.graph, shipped(loaded)
+        form = shipped(loaded)
+        yield replace(loaded.graph, constants=Weights(loaded.store, loaded.graph.constants)), form
     finally:
         loaded.store.close()
 
@@ -63,11 +66,12 @@ def options() -> onnxruntime.SessionOptions:
 
 
 def filled(model: OnnxModel, part: Part) -> onnx.ModelProto:
-    """A part with all its weights inside, and with the shapes that ONNX's checker wants to see."""
+    """A part with all its weights inside, and with the types and shapes that ONNX's checker wants to see."""
     proto = onnx.ModelProto.FromString(part.data)
     for info in (*proto.graph.input, *proto.graph.output):
-        if info.type.WhichOneof("value") == "tensor_type":
+        if info.type.WhichOneof("value") in ("tensor_type", None):
             info.type.tensor_type.shape.SetInParent()
+            info.type.tensor_type.elem_type = info.type.tensor_type.elem_type or onnx.TensorProto.FLOAT
     for tensor in proto.graph.initializer:
         if tensor.name in part.weights:
             array = model.weights[tensor.name]
@@ -92,8 +96,11 @@ def session(model: OnnxModel, part: Part) -> tuple[onnxruntime.InferenceSession,
 
 
 def direct(model: onnx.ModelProto, feed: Mapping[str, Any]) -> list[Any]:
-    """The whole model in onnxruntime, as it was written."""
-    made = onnxruntime.InferenceSession(model.SerializeToString(), options(), providers=["CPUExecutionProvider"])
+    """The whole model in onnxruntime, as it was written but for names of nodes, which must differ there."""
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    for node in walk_nodes(copy.graph.node):
+        node.name = ""
+    made = onnxruntime.InferenceSession(copy.SerializeToString(), options(), providers=["CPUExecutionProvider"])
     results: list[Any] = made.run(None, dict(feed))
     return results
 
@@ -116,6 +123,18 @@ def interface(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Va
     return list(inputs.values()), outputs
 
 
+def run_part(
+    model: OnnxModel, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value], known: Mapping[str, Any]
+) -> list[Any]:
+    """The outputs of a part, which ONNX's checker finds valid."""
+    part = model.cut(nodes, [_typed(value, known[value.name]) for value in inputs], outputs)
+    onnx.checker.check_model(filled(model, part), skip_opset_compatibility_check=True)
+    made, kept = session(model, part)
+    results = made.run([value.name for value in outputs], {value.name: known[value.name] for value in inputs})
+    del made, kept
+    return list(results)
+
+
 def in_parts(graph: Graph, model: OnnxModel, feed: Mapping[str, Any], color: Callable[[Node], int]) -> list[Any]:
     """The model's outputs; neighbours in topological order of one color are one part."""
     groups: list[list[Node]] = []
@@ -129,13 +148,10 @@ def in_parts(graph: Graph, model: OnnxModel, feed: Mapping[str, Any], color: Cal
     known = dict(feed)
     for nodes in groups:
         inputs, outputs = interface(graph, nodes)
-        part = model.cut(nodes, [_typed(value, known[value.name]) for value in inputs], outputs)
-        onnx.checker.check_model(filled(model, part))
-        made, kept = session(model, part)
-        results = made.run([value.name for value in outputs], {value.name: known[value.name] for value in inputs})
+        results = run_part(model, nodes, inputs, outputs, known)
         known.update(zip((value.name for value in outputs), results, strict=True))
-        del made, kept
-    return [known[value.name] for value in graph.outputs]
+    names = [value.name for value in graph.outputs]
+    return [known[name] if name in known else graph.constants[name] for name in names]
 
 
 def _typed(value: Value, item: Any) -> Value:

@@ -8,7 +8,7 @@ import time
 
 import numpy
 
-from outrider.providers.contract import Claim, Decline, Program, Provider
+from outrider.providers.contract import Capabilities, Claim, Decline, Program, Provider
 
 
 class MyProvider(Provider):
@@ -202,7 +202,7 @@ class Returns(MyProvider):
 class Narrow(MyProvider):
     """Takes float16 only."""
 
-    accepts = frozenset({"float16"})
+    capabilities = Capabilities(dtypes={"float16"})
 
 
 class BadMerge(MyProvider):
@@ -210,7 +210,7 @@ class BadMerge(MyProvider):
 
 
 class BadAccepts(MyProvider):
-    accepts = frozenset({"float99"})
+    capabilities = Capabilities(dtypes={"float99"})
 
 
 class LeavesAChild(MyProvider):

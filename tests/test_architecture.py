@@ -32,7 +32,12 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "providers/contract.py": CONTRACT,
     "providers/wire/": CONTRACT,
     **{f"providers/{name}/": (f"outrider.providers.{name}", *CONTRACT) for name in FOLDERS},
-    "providers/chaos/": ("outrider.providers.chaos", "outrider.providers.loading", *CONTRACT),  # wraps any other
+    "providers/chaos/": (
+        "outrider.providers.chaos",
+        "outrider.providers.loading",
+        "outrider.providers.adapters",
+        *CONTRACT,
+    ),  # wraps any other; fmt: skip
     "providers/": (*WORKER, *CONTRACT),
     "shm/": ("outrider.shm",),
     "tools/": ("outrider.tools", "outrider.scheduler", "outrider.__version__", *CONTRACT),

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.providers.binding import LEASE_BYTES, BoundUnit, Counters, OutputPort
-from outrider.providers.contract import Place, Program, ProviderContractError, Run, Unit
+from outrider.providers.contract import Place, Program, Provider, ProviderContractError, Run, Unit
+from outrider.providers.resident import Resident
+from outrider.providers.traits import Traits
 from outrider.providers.wire.graph import Node, Value
 from outrider.providers.wire.spans import Trace
 from outrider.shm.board import LAYOUTS_PER_EDGE, BoardReader, BoardWriter
@@ -59,7 +61,20 @@ class Bench:
         )  # fmt: skip
         ports = [OutputPort("y", 0, True, False), OutputPort("z", 1, False, False)]
         self.counters = Counters()
-        self.unit = BoundUnit("p", unit, Doubles(), ports, self.places, self.board, self.pool, self.counters, Trace())
+        self.unit = BoundUnit(
+            "p",
+            Provider(),
+            Traits(),
+            Resident({}),
+            unit,
+            Doubles(),
+            ports,
+            self.places,
+            self.board,
+            self.pool,
+            self.counters,
+            Trace(),
+        )
 
     @staticmethod
     def _segment() -> Segment:

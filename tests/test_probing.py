@@ -22,8 +22,6 @@ from outrider.scheduler.probing import probed
 from outrider.scheduler.provider_file import provider_file
 from outrider.scheduler.verdicts import Verdict, counts, kept_seconds
 from outrider.tools.cli import main
-from outrider.tools.opening import parse_pairs
-from outrider.tools.probing import option_value
 from tests.builders import chain
 from tests.leaks import worker_pids
 
@@ -76,6 +74,9 @@ class Place:
 
     def entry(self, **options: str) -> tuple[str, dict[str, str]]:
         return f"{self.file}:Mine", {"log": str(self.log), **options}
+
+    def text(self) -> str:
+        return f"{self.file}:Mine?log={self.log}"
 
     def spec(self, required: Any = "start", **options: str) -> ProviderSpec:
         kind, given = self.entry(**options)
@@ -249,11 +250,12 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 
 @fast
 def test_the_doctor_tells_what_a_provider_is_and_claims(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    log = f"--option=log={place.log}"
-    code, out, _ = doctor(capsys, place.entry()[0], log, "--json")
+    code, out, _ = doctor(capsys, place.text(), "--json")
     told = json.loads(out)
     assert code == 0 and told["ok"] and told["failure"] is None and told["start_seconds"] > 0
-    assert told["attributes"] == {"merge": False, "per_signature": False, "accepts": None}
+    kinds = dict.fromkeys(("sequences", "maps", "optionals", "bodies"), True)
+    assert told["attributes"].pop("dtypes") is None and told["attributes"].pop("shapes") == "any"
+    assert {name for name, value in told["attributes"].items() if value} == set(kinds)
     assert {"python", "numpy"} <= set(told["versions"])
     claims = told["claims"]
     assert (claims["claimed"], claims["operators"], claims["error"]) == (1, {"ai.onnx::Relu": 1}, None)
@@ -265,7 +267,6 @@ def test_the_doctor_tells_what_a_provider_is_and_claims(place: Place, capsys: py
 
 
 def test_the_doctor_tells_how_a_provider_fails(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    entry, log = place.entry()[0], f"--option=log={place.log}"
     for fault, deadline, words in (
         ("claim=crash", 30, ("FAILS", "SIGABRT while it was asked what it claims", "my last words", "not fit for use")),
         ("start=crash", 30, ("FAILS", "SIGSEGV", "in setup", "not fit for use")),
@@ -273,20 +274,19 @@ def test_the_doctor_tells_how_a_provider_fails(place: Place, capsys: pytest.Capt
         ("claim=raise", 30, ("FAILS", "ZeroDivisionError: claim went wrong", "Traceback", "in claim")),
         ("claim=hang", 1, ("FAILS", "within 1 s", "not fit for use")),
     ):
-        code, out, _ = doctor(capsys, entry, log, "--option", fault, "--deadline", str(deadline))
+        code, out, _ = doctor(capsys, f"{place.text()}&{fault}", "--deadline", str(deadline))
         assert code == 3
         for word in words:
             assert word in " ".join(out.split()), (fault, out)
     refused(place.spec(claim="crash"))
     place.file.write_text(SOURCE.replace("os.abort()", "pass"))
-    assert doctor(capsys, entry, log, "--option", "claim=crash")[0] == 0
+    assert doctor(capsys, f"{place.text()}&claim=crash")[0] == 0
 
 
 def test_the_doctor_probes_in_spite_of_a_verdict(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    entry, log = place.entry()[0], f"--option=log={place.log}"
     file = verdicts.keep(place.spec(), dataclasses.replace(CRASH, when=time.time()))
     assert "SIGSEGV" in str(refused(place.spec()).reason) and file is not None
-    assert doctor(capsys, entry, log)[0] == 0
+    assert doctor(capsys, place.text())[0] == 0
     with Fleet([place.spec()]):
         pass
 
@@ -296,27 +296,18 @@ def test_the_doctor_asks_about_a_model(place: Place, tmp_path: Path, capsys: pyt
     path.write_bytes(chain("Relu", "Neg", "Relu").SerializeToString())
     code, out, _ = doctor(capsys, "cpu", "--model", str(path))
     assert code == 0 and "3 of 3 nodes" in out and "Neg, Relu 2" in out
-    code, out, _ = doctor(capsys, place.entry()[0], f"--option=log={place.log}", "--model", str(path))
+    code, out, _ = doctor(capsys, place.text(), "--model", str(path))
     assert code == 0 and "2 of 3 nodes" in out and "not claimed: Neg" in out
-    log = (f"--option=log={place.log}", "--option=claim=crash")
-    code, out, _ = doctor(capsys, place.entry()[0], *log, "--model", str(path), "--json")
+    code, out, _ = doctor(capsys, f"{place.text()}&claim=crash", "--model", str(path), "--json")
     told = json.loads(out)  # it may do for other models
     assert code == 3 and told["failure"]["signal"] == "SIGABRT" and told["kept"] is None
 
 
 @fast
 def test_the_doctor_refuses_what_it_cannot_probe(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["cpuu"], ["cpu", "--deadline", "0"], ["cpu", "--option", "a"], ["cpu", "--model", "none.onnx"]):
+    for arguments in (["cpuu"], ["cpu", "--deadline", "0"], ["cpu?a"], ["cpu", "--model", "none.onnx"]):
         code, out, err = doctor(capsys, *arguments)
         assert (code, out) == (2, "") and err.startswith("outrider: ")
-
-
-@fast
-def test_options_of_the_command_line() -> None:
-    texts = ["a=1", "b=true", "c=[1, 2]", "d=x=y", "e=text", "f="]
-    pairs = parse_pairs("--option", texts, first=True)
-    expected = {"a": 1, "b": True, "c": [1, 2], "d": "x=y", "e": "text", "f": ""}
-    assert {key: option_value(text) for key, text in pairs.items()} == expected
 
 
 # Verdicts -------------------------------------------------------------------------------------------------------------

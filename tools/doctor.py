@@ -14,16 +14,21 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.errors import OutriderError
+from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.report import format_bytes
+from outrider.scheduler.spec_file import read_providers
+from outrider.scheduler.spec_text import split_entries
+from outrider.scheduler.specs import VARIABLE, parse_provider
 from outrider.shm.segment import SEGMENT_BYTES, Segment, create_segment, read_only
 from outrider.tools import probing
-from outrider.tools.opening import progress, provider_list
+from outrider.tools.opening import add_provider_arguments, progress
 from outrider.tools.text import milliseconds, plain
 
 if TYPE_CHECKING:  # doctor may be asked which packages are missing
@@ -38,7 +43,7 @@ def add_parser(commands: Any) -> None:
         "doctor", help="check this machine, or one provider",
         description="Check this machine and start each provider once; with --probe look at one provider closely.",
     )  # fmt: skip
-    parser.add_argument("--providers", default="cpu,null", metavar="LIST", help="which to start (default: cpu,null)")
+    add_provider_arguments(parser, "cpu,null")
     probing.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=doctor)
@@ -57,7 +62,7 @@ def doctor(args: argparse.Namespace) -> int:
         }.items()
     ]  # fmt: skip
     with progress("starting providers"):
-        providers = [_start(name) for name in provider_list(args.providers)]
+        providers = [_start(entry) for entry in _entries(args)]
     versions = _versions()
     document = {"versions": versions, "checks": checks, "providers": providers}
     if args.json:
@@ -166,20 +171,30 @@ def _compiler() -> str:
     return f"{found}, for kernels that no wheel has brought"
 
 
-def _start(name: str) -> dict[str, Any]:
+def _entries(args: argparse.Namespace) -> Sequence[ProviderSpec | str]:
+    """What to start, each for itself: one that is no provider does not keep the others from being looked at."""
+    if args.providers_file is not None:
+        return read_providers(args.providers_file)
+    return split_entries(args.providers or os.environ.get(VARIABLE, "").strip() or "cpu,null")
+
+
+def _start(entry: ProviderSpec | str) -> dict[str, Any]:
     """Start one provider in a worker of its own, have the cpu provider load a model, and stop it."""
+    name = entry if isinstance(entry, str) else entry.display
     try:
         from outrider.scheduler import Fleet
     except ImportError as error:
         return {"name": name, "ok": False, "detail": f"cannot be started: {error}"}
     start = time.perf_counter()
     try:
-        with Fleet([name]) as fleet:
+        spec = parse_provider(entry)
+        name = spec.display
+        with Fleet([replace(spec, required="start")]) as fleet:
             seconds = time.perf_counter() - start
             detail = f"starts in {milliseconds(seconds)}"
             told: dict[str, Any] = {"name": name, "ok": True, "detail": detail, "seconds": seconds}
-            if name == "cpu":
-                told["compiled"] = _compiled(fleet)
+            if spec.kind == "cpu":
+                told["compiled"] = _compiled(fleet, name)
                 told["detail"] = f"{detail}; {_kernels(told['compiled'])}"
             return told
     except ImportError as error:
@@ -188,7 +203,7 @@ def _start(name: str) -> dict[str, Any]:
         return {"name": name, "ok": False, "detail": f"does not start: {error}"}
 
 
-def _compiled(fleet: Fleet) -> dict[str, Any]:
+def _compiled(fleet: Fleet, name: str) -> dict[str, Any]:
     """What the cpu provider says of its compiled kernels when it has loaded a model, which may compile them."""
     from onnx import TensorProto, helper
 
@@ -201,7 +216,7 @@ def _compiled(fleet: Fleet) -> dict[str, Any]:
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     with InferenceSession(model, SessionOptions(fleet=fleet)) as session:
-        found: dict[str, Any] = session.stats()["providers"]["cpu"]["compiled"]
+        found: dict[str, Any] = session.stats()["providers"][name]["compiled"]
     return found
 
 

@@ -11,18 +11,21 @@ from importlib.resources import files
 from typing import Any
 
 from outrider.scheduler.errors import InvalidOptionError
+from outrider.scheduler.options import ProviderSpec
+from outrider.scheduler.spec_file import read_providers
+from outrider.scheduler.specs import parse_list
 
 BUNDLED = {"@basic-pitch": "nmp.onnx"}
+SPECS = (  # how one is written
+    "cpu, null, ort, ort:NAME, package.module:Class, file.py:Class; a trailing :n tells instances apart, "
+    "'?key=value&...' gives fields (threads=1, python=PATH, required=false, env.NAME=...) and options"
+)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, --providers, --pin, --optimization, --strategy."""
+    """MODEL, --providers, --providers-file, --pin, --optimization, --strategy."""
     parser.add_argument("model", metavar="MODEL", help="a .onnx file, or @basic-pitch for the bundled example")
-    parser.add_argument(
-        "--providers", default="cpu", metavar="LIST",
-        help="comma-separated, in priority order: cpu, null, package.module:Class, file.py:Class; "
-        "a trailing :n tells instances apart (default: cpu)",
-    )  # fmt: skip
+    add_provider_arguments(parser, "cpu")
     parser.add_argument(
         "--pin", action="append", default=[], metavar="NODE=PROVIDER",
         help="give a node, or all that match a pattern, to one provider; may be repeated",
@@ -36,6 +39,23 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_provider_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    """--providers and --providers-file, of which one may be given. `default`: what neither of them means."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--providers", metavar="LIST",
+        help=f"comma-separated, in priority order: {SPECS} (default: $OUTRIDER_PROVIDERS, else {default})",
+    )  # fmt: skip
+    either.add_argument("--providers-file", metavar="FILE.toml", help="a file that lists them as [[provider]] tables")
+
+
+def chosen_providers(args: argparse.Namespace) -> list[ProviderSpec] | None:
+    """What the two arguments say; None if neither was given. Raises the errors of provider entries."""
+    if args.providers_file is not None:
+        return read_providers(args.providers_file)
+    return None if args.providers is None else parse_list(args.providers)
+
+
 def model_path(text: str) -> str:
     """The file that MODEL names. Raises InvalidOptionError for an unknown bundled one."""
     if not text.startswith("@"):
@@ -47,22 +67,17 @@ def model_path(text: str) -> str:
     return str(files("outrider.tools") / "models" / BUNDLED[text])
 
 
-def parse_pairs(option: str, texts: list[str], first: bool = False) -> dict[str, str]:
-    """`left=right` texts as a dict, in order; the last '=' divides, or the `first`. Raises InvalidOptionError."""
+def parse_pairs(option: str, texts: list[str]) -> dict[str, str]:
+    """`left=right` texts as a dict, in order; the last '=' divides. Raises InvalidOptionError."""
     pairs = {}
     for text in texts:
-        left, equals, right = text.partition("=") if first else text.rpartition("=")
-        if not equals or not left or not (right or first):
+        left, equals, right = text.rpartition("=")
+        if not equals or not left or not right:
             raise InvalidOptionError(
                 f"{option} {text}: expected name=value.", name=option, value=text, expected="name=value"
             )
         pairs[left] = right
     return pairs
-
-
-def provider_list(text: str) -> list[str]:
-    """The entries of a comma-separated list; empty ones are an error of `providers` later on."""
-    return [entry.strip() for entry in text.split(",")]
 
 
 def open_session(args: argparse.Namespace) -> Any:
@@ -72,8 +87,9 @@ def open_session(args: argparse.Namespace) -> Any:
     pins = parse_pairs("--pin", args.pin)
     options = SessionOptions(optimization=args.optimization, strategy=args.strategy, pins=pins)
     path = model_path(args.model)
+    providers = chosen_providers(args)
     with progress(f"starting workers and loading {os.path.basename(path)}"):
-        return InferenceSession(path, providers=provider_list(args.providers), options=options)
+        return InferenceSession(path, providers=providers, options=options)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.scheduler.errors import OutriderError, WorkerDiedError
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
-from outrider.tools.opening import model_path, parse_pairs, progress
+from outrider.scheduler.specs import parse_provider
+from outrider.tools.opening import SPECS, model_path, progress
 from outrider.tools.text import milliseconds, plain, visible
 
 if TYPE_CHECKING:  # doctor may be asked which packages are missing
@@ -40,11 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--probe and what goes with it."""
     group = parser.add_argument_group("one provider")
     group.add_argument("--probe", metavar="SPEC", help="start this provider and ask what it claims, in a worker that "
-                       "is thrown away; as in providers=: cpu, package.module:Class, file.py:Class")  # fmt: skip
-    group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE",
-                       help="an option of it; JSON where it is that, else text; may be repeated")  # fmt: skip
-    group.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
-                       help="an environment variable of its worker; may be repeated")  # fmt: skip
+                       f"is thrown away: {SPECS}")  # fmt: skip
     group.add_argument("--model", metavar="MODEL", help="ask about this model instead of a set of common operators")
     group.add_argument("--deadline", type=float, default=DEADLINE, metavar="SECONDS",
                        help=f"to start in, and again to answer in (default: {DEADLINE:g})")  # fmt: skip
@@ -54,28 +51,12 @@ def probe(args: argparse.Namespace) -> int:
     """Exit code 0 if the provider starts and answers, else 3."""
     if not args.deadline > 0:
         raise invalid_option("--deadline", args.deadline, "a positive number of seconds")
-    from outrider.scheduler.specs import parse_provider  # it needs packages that doctor may be asked to look for
-
-    spec = parse_provider(
-        ProviderSpec(
-            args.probe,
-            options={key: option_value(text) for key, text in parse_pairs("--option", args.option, first=True).items()},
-            env=parse_pairs("--env", args.env, first=True),
-        )
-    )
+    spec = parse_provider(args.probe)
     path = None if args.model is None else model_path(args.model)
     with progress(f"probing {spec.display}"):
         document = examined(spec, path, args.deadline)
     print(json.dumps(plain(document), indent=2) if args.json else visible("\n".join(_text(document))))
     return 0 if document["ok"] else FAILED
-
-
-def option_value(text: str) -> Any:
-    """An option of the command line: JSON where it is that, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str, Any]:
@@ -103,10 +84,7 @@ def examined(spec: ProviderSpec, path: str | None, deadline: float) -> dict[str,
             else:
                 document["start_seconds"] = seconds
                 document["versions"] = dict(hello.versions)
-                accepts = None if hello.accepts is None else list(hello.accepts)
-                document["attributes"] = {
-                    "merge": hello.merge, "per_signature": hello.per_signature, "accepts": accepts,
-                }  # fmt: skip
+                document["attributes"] = dict(hello.declares)
                 verdict, document["claims"] = _claims(fleet, worker, loaded, path, deadline)
     finally:
         loaded.store.close()
@@ -202,14 +180,9 @@ def _answered(
 def _text(document: dict[str, Any]) -> list[str]:
     lines = _row("provider", document["provider"])
     if document["start_seconds"] is not None:
-        attributes = document["attributes"]
-        accepts = "all dtypes" if attributes["accepts"] is None else ", ".join(attributes["accepts"])
         lines += _row("starts", f"in {milliseconds(document['start_seconds'])}")
         lines += _row("versions", ", ".join(f"{name} {version}" for name, version in document["versions"].items()))
-        lines += _row(
-            "attributes",
-            f"merge={attributes['merge']}, per_signature={attributes['per_signature']}, accepts {accepts}",
-        )
+        lines += _row("declares", _declared(document["attributes"]))
     failure, claims = document["failure"], document["claims"]
     if failure is not None:
         lines += _row("FAILS", failure["reason"])
@@ -219,6 +192,17 @@ def _text(document: dict[str, Any]) -> list[str]:
     if document["kept"] is not None:
         lines += _row("remembered", f"as {'fit' if failure is None else 'not fit'} for use, in {document['kept']}")
     return lines
+
+
+def _declared(attributes: dict[str, Any]) -> str:
+    """What a provider says of itself: which options of the contract it uses, and what nodes it can be given."""
+    told = dict(attributes)
+    dtypes, shapes = told.pop("dtypes", None), told.pop("shapes", "any")
+    parts = ["accepts all dtypes" if dtypes is None else f"accepts {', '.join(dtypes)}"]
+    if shapes != "any":
+        parts.append(f"{shapes} shapes only")
+    parts += [f"no {kind}" for kind in ("sequences", "maps", "optionals", "bodies") if not told.pop(kind, True)]
+    return "; ".join(parts + [name for name, used in told.items() if used])
 
 
 def _claims_text(claims: dict[str, Any]) -> list[str]:

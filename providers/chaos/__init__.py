@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from outrider.providers.adapters import as_program
 from outrider.providers.chaos.faults import commit
 from outrider.providers.chaos.idle import IdleThread
 from outrider.providers.chaos.inside import Inside, Published
@@ -34,6 +35,7 @@ from outrider.providers.contract import (
     Program,
     Provider,
     Run,
+    RunInto,
     Unit,
 )
 from outrider.providers.loading import load_provider
@@ -69,9 +71,11 @@ class ChaosProvider(Provider):
         self._inside = Inside()
         self._note("start")
         self.misbehave("start", 1)
-        self._inner = load_provider(options.provider)
-        self._inner.setup(dataclasses.replace(context, options=dict(options.provider_options or {})))
-        self.merge, self.per_signature, self.accepts = options.merge, self._inner.per_signature, self._inner.accepts
+        self._inner = inner = load_provider(options.provider)
+        inner.setup(dataclasses.replace(context, options=dict(options.provider_options or {})))
+        self.merge, self.per_signature = options.merge, inner.per_signature
+        self.capabilities, self.wants_model = inner.capabilities, inner.wants_model
+        self.writes_out, self.strided, self.writable = inner.writes_out, inner.strided, inner.writable
         if options.phase == "idle" and options.fault != "none" and self.due("idle", options.at or 1):
             self._idle = IdleThread(options.after, lambda: self.misbehave("idle", options.at or 1))
             self._idle.start()
@@ -91,7 +95,7 @@ class ChaosProvider(Provider):
             return answer
         return Decline(answer.nodes[0], f"chaos was told to claim only {', '.join(wanted)}")
 
-    def compile(self, unit: Unit) -> Run | Program:
+    def compile(self, unit: Unit) -> Run | RunInto | Program:
         """The program of the provider that computes; that of the faulty unit, and any if it is to fail when idle, in a
         ChaosProgram. Raises ClaimBrokenError for the fault `refuse_compile`.
         """
@@ -115,7 +119,7 @@ class ChaosProvider(Provider):
         self._faulty = self._faulty or names
         return names == self._faulty
 
-    def unload(self, compiled: Run | Program) -> None:
+    def unload(self, compiled: Run | RunInto | Program) -> None:
         """Passed on to the provider that computes."""
         self._inner.unload(compiled.compiled if isinstance(compiled, ChaosProgram) else compiled)
 
@@ -171,7 +175,7 @@ class ChaosProvider(Provider):
 class ChaosProgram(Program):
     """A program of the provider that computes, and a fault in its n-th run."""
 
-    def __init__(self, provider: ChaosProvider, unit: Unit, compiled: Run | Program) -> None:
+    def __init__(self, provider: ChaosProvider, unit: Unit, compiled: Run | RunInto | Program) -> None:
         self.provider = provider
         self.unit = unit
         self.compiled = compiled
@@ -207,10 +211,7 @@ class ChaosProgram(Program):
         return call
 
     def _bound(self, inputs: Sequence[Any], place: Place) -> Run:
-        if isinstance(self.compiled, Program):
-            return self.compiled.bind(inputs, place)
-        run = self.compiled
-        return lambda values: run(list(values))
+        return as_program(self.compiled, self.provider.writes_out, self.unit).bind(inputs, place)
 
 
 def refusal(unit: Unit) -> ClaimBrokenError:

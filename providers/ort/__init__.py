@@ -3,54 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import onnxruntime
+from outrider.providers.contract import (
+    Claim,
+    ClaimBrokenError,
+    Context,
+    Decline,
+    Graph,
+    Node,
+    OnnxModel,
+    Program,
+    Provider,
+    Run,
+    Unit,
+    Value,
+)
+from outrider.providers.ort.asking import claims_of
+from outrider.providers.ort.library import CPU, choose, onnxruntime, said
+from outrider.providers.ort.options import OrtOptions, parse_options
+from outrider.providers.ort.pieces import cut
+from outrider.providers.ort.program import Counters, OrtProgram
+from outrider.providers.ort.sessions import Builder, Built
+from outrider.providers.wire.dtypes import PACKED
+from outrider.providers.wire.failures import first_names
+from outrider.providers.wire.onnx_model import is_declarable
 
-from outrider.providers.contract import Claim, Decline, Graph, Provider, Run, Unit
+
+@dataclass(frozen=True)
+class _Attempt:
+    """See `pieces.Attempt`."""
+
+    built: Built
+    left: frozenset[str]
 
 
 class OrtProvider(Provider):
-    """The CPU execution provider of ONNX Runtime."""
+    """`ort`: onnxruntime's CPU provider; `ort:NAME`: another of its execution providers. Options: `options.py`."""
 
     merge = True
     wants_model = True
 
-    def __init__(self) -> None:
-        self._kept: list[Any] = []
+    def setup(self, context: Context) -> None:
+        """Raises ProviderUnavailableError: no onnxruntime, no such execution provider, a wrong option."""
+        own_cpu = context.part in ("", CPU) and "library" not in context.options
+        self._options: OrtOptions = parse_options(context.options, own_cpu)
+        self.per_signature = self._options.static_shapes
+        self._ort = onnxruntime()
+        ep = choose(self._ort, context.part, context.device, self._options)
+        self._builder = Builder(self._ort, ep, self._options, context.threads)
+        self._counters = Counters()
+        self._programs = 0
+        self._asked: tuple[Graph, dict[str, str]] | None = None
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
-        """Each node that ONNX Runtime assigns to a provider."""
-        assert graph.model is not None
-        part = graph.model.cut(graph.nodes, graph.inputs, graph.outputs)
-        options = self._options(graph.model, part.weights)
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        session = onnxruntime.InferenceSession(part.data, options)
-        taken = {one.name for group in session.get_provider_graph_assignment_info() for one in group.get_nodes()}
-        return [Claim([n]) if n.name in taken else Decline(n, "onnxruntime does not take it") for n in graph.nodes]
+        """What the execution provider takes: see `claims.py`."""
+        model = graph.model
+        assert isinstance(model, OnnxModel)
 
-    def compile(self, unit: Unit) -> Run:
-        """A session of the unit."""
-        assert unit.model is not None
-        nodes = (*unit.constant_nodes, *unit.nodes)
-        part = unit.model.cut(nodes, unit.inputs, unit.outputs)
-        session = onnxruntime.InferenceSession(part.data, self._options(unit.model, part.weights))
-        names = [value.name for value in unit.inputs]
-        outputs = [value.name for value in unit.outputs]
+        def barred(node: Node) -> str:
+            label = node.label
+            if label in self._options.exclude:
+                return f"the option exclude={node.op_type} leaves it to others"
+            if model.calls(node):
+                return "a call of a model function; its nodes are asked for one by one"
+            if node.name in model.foreign:
+                return model.foreign[node.name]
+            passed = [value for value in (*node.inputs, *node.captures) if value.name not in graph.constants]
+            if not all(is_declarable(value) for value in passed if value.name):
+                return "the type of what it reads is not known"
+            packed = sorted({value.dtype for value in (*passed, *node.outputs) if value.dtype in PACKED})
+            return f"it passes on {', '.join(packed)}, which onnxruntime packs" if packed else ""
 
-        def run(inputs: Sequence[Any]) -> Sequence[Any]:
-            results: Sequence[Any] = session.run(outputs, dict(zip(names, inputs, strict=True)))
-            return results
+        return claims_of(graph, self._builder, barred, self._options.cpu_fallback)
 
-        return run
+    def compile(self, unit: Unit) -> Program:
+        """Sessions for the unit. Raises ClaimBrokenError for nodes that the execution provider does not run."""
+        model = unit.model
+        assert model is not None
+        mine = {node.name for node in unit.nodes}
+        ep, fallback = self._builder.ep, self._options.cpu_fallback
 
-    def _options(self, model: Any, weights: Mapping[str, str]) -> Any:
-        options = onnxruntime.SessionOptions()
-        values = [onnxruntime.OrtValue.ortvalue_from_numpy(model.weights[name]) for name in weights]
-        for name, value in zip(weights, values, strict=True):
-            options.add_initializer(name, value)
-        options.add_external_initializers(list(weights), values)
-        self._kept.append(values)
-        options.intra_op_num_threads = 1
-        return options
+        def attempt(nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]) -> _Attempt:
+            built = self._builder.build(model, nodes, inputs, outputs, unit.optimization)
+            left = [names for name, names in built.groups if name != ep.name and not fallback]
+            return _Attempt(built, mine.intersection(frozenset[str]().union(*left)))
+
+        pieces = cut(unit, attempt, said)
+        if pieces.refused:
+            reason = "; ".join(dict.fromkeys(pieces.refused.values()))
+            names = list(pieces.refused)
+            raise ClaimBrokenError(f"{first_names(names)}: {reason}", nodes=names, reason=reason)
+        self._programs += 1
+        return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters)
+
+    def unload(self, compiled: Run | Program) -> None:
+        """Frees the sessions of a unit."""
+        assert isinstance(compiled, OrtProgram)
+        self._programs -= 1
+        compiled.unload()
+
+    def stats(self) -> Mapping[str, Any]:
+        """Programs loaded, sessions built so far (questions included), runs bound, outputs returned by value."""
+        return {
+            "execution_provider": self._builder.ep.name,
+            "onnxruntime": str(self._ort.__version__),
+            "programs": self._programs,
+            "sessions_built": self._builder.built,
+            **asdict(self._counters),
+        }

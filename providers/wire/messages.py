@@ -41,14 +41,14 @@ MAX_BYTES = 1 << 30  # a body larger than this is refused before it is parsed
 
 @dataclass(frozen=True)
 class Hello:
-    """The provider is set up and waits for work."""
+    """The provider is set up and waits for work. `declares`: all that it says of itself (`traits.Traits.plain`)."""
 
     pid: int
     incarnation: int
     merge: bool
     per_signature: bool
     wants_model: bool
-    accepts: list[str] | None
+    declares: dict[str, Any]
     versions: dict[str, str]
 
 

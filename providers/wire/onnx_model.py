@@ -18,7 +18,7 @@ Field numbers are those of `onnx.proto`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,8 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MODEL_IR_VERSION, _MODEL_GRAPH, _MODEL_OPSET_IMPORT, _MODEL_FUNCTIONS = 1, 7, 8, 25
 _GRAPH_NODE, _GRAPH_NAME, _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT, _GRAPH_VALUE_INFO = 1, 2, 5, 11, 12, 13
 _NODE_NAME, _TENSOR_NAME, _TENSOR_DATA_TYPE, _VALUE_NAME = 3, 8, 2, 1
+_NODE_INPUT, _NODE_OUTPUT, _NODE_OP_TYPE = 1, 2, 4
+_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD = 1, 10, 13
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,12 @@ class Part:
     """A model made of some nodes: its bytes, and the initializers whose bytes are not in it, each with its dtype.
 
     The array of such a one is `OnnxModel.weights[name]`; where `ml_dtypes` is not installed, that of a dtype that
-    numpy does not have holds raw unsigned integers.
+    numpy does not have holds raw unsigned integers. `outputs`: what its outputs are called, in the order asked for.
     """
 
     data: bytes
     weights: Mapping[str, str]
+    outputs: tuple[str, ...]
 
 
 class OnnxModel:
@@ -66,12 +69,15 @@ class OnnxModel:
         self._nodes: dict[str, memoryview] = {}
         self._initializers: dict[str, memoryview] = {}
         self._infos: dict[str, memoryview] = {}
+        self._functions: set[tuple[str, str, str]] = set()  # domain, name, overload
         graph: memoryview | None = None
         for number, whole, payload in fields(memoryview(data)):
             if number == _MODEL_GRAPH:
                 graph = _message(whole, payload)
             elif number in (_MODEL_IR_VERSION, _MODEL_OPSET_IMPORT, _MODEL_FUNCTIONS):
                 self._head.append(whole)
+                if number == _MODEL_FUNCTIONS:
+                    self._functions.add(_function_key(_message(whole, payload)))
         if graph is None:
             raise WireError("a serialized model has no graph", where="model", reason="no graph")
         named = {
@@ -84,14 +90,23 @@ class OnnxModel:
                 table, name_field = named[number]
                 table[_text(_message(whole, payload), name_field)] = whole
 
-    def cut(self, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]) -> Part:
+    def calls(self, node: Node) -> bool:
+        """True for a call of a function that the model itself defines."""
+        return (node.domain, node.op_type, node.overload) in self._functions
+
+    def cut(
+        self, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value], apart: bool = False
+    ) -> Part:
         """A model of these nodes of the model's graph, in topological order. The same arguments give the same bytes.
 
         `inputs` get their dtypes and shapes; whoever runs the part may hold arrays against those shapes, which are not
         always true, since real models declare wrong ones: a Value with shape None promises nothing. `outputs` get
         their dtypes only, and those of unknown dtype not even that. What the nodes read and neither they nor `inputs`
-        make must be initializers. Raises WireError for unknown names, for `foreign` nodes, and for an input of
-        unknown dtype, which ONNX cannot express (`is_declarable` tells).
+        make must be initializers. `apart`: an output that one of the nodes reads leaves through an Identity, under
+        another name, since some execution providers take nothing of a model with such an output.
+
+        Raises WireError for unknown names, for `foreign` nodes, and for an input of unknown dtype, which ONNX cannot
+        express (`is_declarable` tells).
         """
         for node in nodes:
             if node.name in self.foreign:
@@ -107,12 +122,14 @@ class OnnxModel:
         parts += [self._find(self._nodes, node.name, "node") for node in nodes]
         parts += [self._find(self._initializers, name, "initializer") for name in constants]
         parts += [_field(_GRAPH_INPUT, value_info(value, value.shape)) for value in inputs]
-        parts += [_field(_GRAPH_OUTPUT, _result(value)) for value in results.values()]
-        parts += [
-            self._infos[name] for name in made if name in self._infos and name not in given and name not in results
-        ]
+        leaving = {name: f"{name}/out" if apart and name in read else name for name in results}
+        parts += [_field(_GRAPH_NODE, _identity(name, new)) for name, new in leaving.items() if name != new]
+        parts += [_field(_GRAPH_OUTPUT, _result(replace(value, name=leaving[name]))) for name, value in results.items()]
+        infos = [name for name in made if name in self._infos and name not in given]
+        parts += [self._infos[name] for name in infos if leaving.get(name) != name]
         data = b"".join([*self._head, _field(_MODEL_GRAPH, b"".join(parts))])
-        return Part(data, {name: self._dtype(name) for name in constants if name in self.weights})
+        weights = {name: self._dtype(name) for name in constants if name in self.weights}
+        return Part(data, weights, tuple(leaving[value.name] for value in outputs))
 
     def _find(self, table: Mapping[str, memoryview], name: str, what: str) -> memoryview:
         found = table.get(name)
@@ -183,6 +200,16 @@ def _text(message: memoryview, wanted: int) -> str:
             except UnicodeDecodeError as error:
                 raise WireError(f"a name is no UTF-8: {error}", where="model", reason="malformed") from error
     return ""
+
+
+def _function_key(message: memoryview) -> tuple[str, str, str]:
+    return _text(message, _FUNCTION_DOMAIN), _text(message, _FUNCTION_NAME), _text(message, _FUNCTION_OVERLOAD)
+
+
+def _identity(name: str, new: str) -> bytes:
+    """An Identity node, called as what it makes."""
+    texts = {_NODE_INPUT: name, _NODE_OUTPUT: new, _NODE_NAME: new, _NODE_OP_TYPE: "Identity"}
+    return b"".join(_field(number, text.encode()) for number, text in texts.items())
 
 
 def _encoded(number: int) -> bytes:

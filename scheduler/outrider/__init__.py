@@ -29,12 +29,13 @@ if TYPE_CHECKING:
         RunOptions,
         SessionOptions,
         errors,
+        read_providers,
     )
 
 __version__ = "0.1.0"
 __all__ = [
     "CancelToken", "Fleet", "InferenceSession", "ModelMetadata", "NodeArg", "OrtValue", "PlacementReport",
-    "ProviderSpec", "RunOptions", "SessionOptions", "errors",
+    "ProviderSpec", "RunOptions", "SessionOptions", "errors", "read_providers",
 ]  # fmt: skip
 
 

@@ -1,0 +1,140 @@
+"""The search of `claims.py` carried out: questions become models, their builds become answers."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from outrider.providers.contract import Claim, Decline, Graph, Node, Value
+from outrider.providers.ort.claims import Found, Item, Raised, Search, Taken
+from outrider.providers.ort.library import CPU, said
+from outrider.providers.ort.pieces import LEFT
+from outrider.providers.ort.sessions import Builder
+
+SECONDS = 30.0  # for the search of one graph
+_SMALL = 64  # elements of a constant that execution providers look at: axes, shapes, limits
+
+
+def claims_of(graph: Graph, builder: Builder, barred: Callable[[Node], str], fallback: bool) -> list[Claim | Decline]:
+    """What the execution provider takes of `graph`. `barred`: why a node is not even asked about, '' if it is.
+
+    `fallback`: what onnxruntime's CPU provider takes counts as well.
+    """
+    reasons = {node.name: barred(node) for node in graph.nodes}
+    nodes = [node for node in graph.nodes if not reasons[node.name]]
+    found = _searched(graph, nodes, builder, fallback)
+    offers: list[Claim | Decline] = [Decline(node, reasons[node.name]) for node in graph.nodes if reasons[node.name]]
+    offers += [Claim([nodes[i]]) for i in sorted(found.alone)]
+    offers += [Claim([nodes[i] for i in sorted(group)]) for group in found.groups]
+    offers += [Decline(nodes[i], reason) for i, reason in found.declined.items()]
+    return offers
+
+
+def _searched(graph: Graph, nodes: Sequence[Node], builder: Builder, fallback: bool) -> Found:
+    own_cpu = builder.ep.own_cpu
+    search = Search(_items(nodes, graph.constants), LEFT)
+    until = monotonic() + SECONDS
+    outside = _outside(graph, nodes)
+    while (question := search.question()) is not None:
+        if monotonic() > until:
+            return search.stop(f"the search for what the execution provider takes was over after {SECONDS:.0f} s")
+        search.answer(_asked(graph, [nodes[i] for i in question], question, builder, fallback, outside))
+    return search.stop(LEFT if not own_cpu else "onnxruntime does not take it")
+
+
+def _outside(graph: Graph, nodes: Sequence[Node]) -> set[str]:
+    """The values that leave whatever part of these nodes is asked about."""
+    asked = {node.name for node in nodes}
+    wanted = {value.name for value in graph.outputs}
+    for node in graph.nodes:
+        if node.name not in asked:
+            wanted.update(value.name for value in (*node.inputs, *node.captures))
+    return wanted
+
+
+def _asked(
+    graph: Graph, nodes: Sequence[Node], positions: Sequence[int], builder: Builder, fallback: bool, outside: set[str]
+) -> Taken | Raised:
+    """Build a session of these nodes; who got which."""
+    assert graph.model is not None
+    made = {value.name: value for node in nodes for value in node.outputs if value.name}
+    reads: dict[str, Value] = {}
+    for node in nodes:
+        reads.update((value.name, value) for value in (*node.inputs, *node.captures) if value.name)
+    inputs = [value for name, value in reads.items() if name not in made and name not in graph.constants]
+    inside = {node.name for node in nodes}
+    read_outside = outside | {
+        value.name for node in graph.nodes if node.name not in inside for value in (*node.inputs, *node.captures)
+    }
+    outputs = [value for name, value in made.items() if name in read_outside] or list(made.values())
+    try:
+        built = builder.ask(graph.model, nodes, inputs, outputs)
+    except MemoryError:
+        raise
+    except Exception as error:  # onnxruntime's kinds have no common class
+        return Raised(said(error, 160))
+    wanted = {builder.ep.name, CPU} if fallback else {builder.ep.name}
+    taken = [names for ep, names in built.groups if ep in wanted]
+    left = frozenset[str]().union(*(names for ep, names in built.groups if ep not in wanted))
+    position = {node.name: i for node, i in zip(nodes, positions, strict=True)}
+    whole = {node.name for node in nodes if _has_all(node, left)}
+    groups = [frozenset(position[name] for name in names if name in whole) for names in taken]
+    return Taken(tuple(group for group in groups if group))
+
+
+def _has_all(node: Node, left: frozenset[str]) -> bool:
+    """False where the nodes of its bodies go to another provider."""
+    return all(one.name not in left and _has_all(one, left) for _, body in node.bodies() for one in body.nodes)
+
+
+# Kinds ---------------------------------------------------------------------------------------------------------------
+def _items(nodes: Sequence[Node], constants: Mapping[str, np.ndarray]) -> list[Item]:
+    readers: dict[str, list[int]] = {}
+    for i, node in enumerate(nodes):
+        for value in (*node.inputs, *node.captures):
+            if value.name and value.name not in constants:
+                readers.setdefault(value.name, []).append(i)
+    return [
+        Item(_kind(node, constants), tuple(j for value in node.outputs for j in readers.get(value.name, ())))
+        for node in nodes
+    ]
+
+
+def _kind(node: Node, constants: Mapping[str, np.ndarray]) -> Hashable:
+    """What an execution provider can tell a node by; nodes with bodies are all different."""
+    if any(True for _ in node.bodies()):
+        return node.name
+    return (
+        node.domain,
+        node.op_type,
+        node.opset,
+        tuple(sorted((key, _digest(item)) for key, item in node.attributes.items())),
+        tuple(_looks(value, constants) for value in node.inputs),
+        tuple((value.dtype, _extents(value)) for value in node.outputs),
+    )
+
+
+def _looks(value: Value, constants: Mapping[str, np.ndarray]) -> Hashable:
+    if value.name not in constants:
+        return value.dtype, _extents(value), False
+    small = math.prod(dim if isinstance(dim, int) else _SMALL + 1 for dim in value.shape or ()) <= _SMALL
+    return value.dtype, _extents(value), _digest(constants[value.name]) if small else True
+
+
+def _extents(value: Value) -> Hashable:
+    """Shapes with unknown dims alike, whatever they are called."""
+    return None if value.shape is None else tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
+
+
+def _digest(item: Any) -> Hashable:
+    if isinstance(item, np.ndarray):
+        told = repr(item.tolist()).encode() if item.dtype == object else item.tobytes()
+        return str(item.dtype), item.shape, hashlib.sha256(told).digest()
+    if isinstance(item, (list, tuple)):
+        return tuple(_digest(one) for one in item)
+    return item if isinstance(item, (int, float, str, bytes)) else repr(item)
