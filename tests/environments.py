@@ -73,7 +73,7 @@ def interpreters(version: str) -> list[str]:
 
 
 def numpy_only(version: str | None = None) -> Path:
-    """The interpreter of an environment with numpy and nothing else: of this Python, or of a version that is at hand."""
+    """The interpreter of an environment with numpy and nothing else: of this Python, or of a version at hand."""
     return environment("numpy-only", NUMPY_ONLY, interpreters(version)[0] if version else sys.executable)
 
 

@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 
-import msgpack
 import numpy
 
 from outrider.providers.contract import Claim, Provider
 from outrider.providers.wire import messages, values
+from outrider.providers.wire.codec import msgpack
 from outrider.providers.wire.failures import error_to_plain
 from outrider.shm.board import word
 

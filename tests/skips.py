@@ -43,8 +43,8 @@ REASONS: Mapping[str, Callable[[], bool]] = {
     "there is no gdb": _lacks("gdb"),
     "taskset": _lacks("taskset"),
     "unshare": _no_namespaces,
-    "there is no Python 3.10 beside this one": lambda: not interpreters("3.10"),
-    "there is no Python 3.13 beside this one": lambda: not interpreters("3.13"),
+    "there is no Python 3.10": lambda: not interpreters("3.10"),
+    "there is no Python 3.13": lambda: not interpreters("3.13"),
 }
 
 

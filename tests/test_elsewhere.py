@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -193,7 +194,7 @@ def test_an_msgpack_that_is_too_old_is_not_used(tmp_path: Path) -> None:
 
 # What cannot be -------------------------------------------------------------------------------------------------------
 def script(folder: Path, text: str) -> Path:
-    path = folder / "python"
+    path = folder / f"python-{len(os.listdir(folder))}"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
@@ -262,7 +263,7 @@ def test_a_verdict_is_of_one_environment_as_it_is(tmp_path: Path) -> None:
 def test_errors_deaths_output_and_stacks_come_from_there(python: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     there = ProviderSpec(f"{FILE}:Fails", name="far", python=python)
-    options = SessionOptions(fallback=False)
+    options = SessionOptions(fallback=False, replay=False)
     with InferenceSession(chain("Abs", "Neg"), providers=[there, "cpu"], options=options) as session:
         with pytest.raises(errors.KernelError, match="one is too many") as raised:
             session.run(None, {"x": np.full_like(X, 1)})
@@ -270,8 +271,8 @@ def test_errors_deaths_output_and_stacks_come_from_there(python: Path, caplog: p
         with pytest.raises(errors.WorkerDiedError) as died:
             session.run(None, {"x": np.full_like(X, signal.SIGSEGV)})
         assert died.value.signal == "SIGSEGV" and "in in_the_kernel" in died.value.stack
-        np.testing.assert_array_equal(session.run(None, {"x": X * 0})[0], X * 0)  # by the third incarnation
-        assert session.health()["far"]["incarnation"] == 3
+        np.testing.assert_array_equal(session.run(None, {"x": X * 0})[0], X * 0)
+        assert session.health()["far"]["incarnation"] == 2
         deadline = time.monotonic() + ENOUGH
         while "asked for 11" not in caplog.text:
             assert time.monotonic() < deadline
@@ -314,7 +315,7 @@ def test_a_trace_has_the_spans_of_a_worker_there(python: Path, tmp_path: Path) -
         session.run(None, {"x": X})
         session.stop_trace(tmp_path / "trace.json")
     trace = TraceFile(tmp_path / "trace.json")
-    assert any("far" in name for name in trace.processes().values())
+    assert any("far" in name for name in trace.processes.values())
 
 
 COORDINATOR = """
@@ -338,8 +339,6 @@ def test_a_killed_coordinator_leaves_nothing_there(python: Path) -> None:
     coordinator.kill()
     coordinator.wait()
     coordinator.stdout.close()
-    import select
-
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     assert poll.poll(ENOUGH * 1000)
