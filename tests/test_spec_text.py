@@ -243,6 +243,7 @@ def test_what_no_text_can_say_is_shown_as_python():
 FILE = """
 [[provider]]
 kind = "mine.py:Mine"
+python = "venv"
 threads = 2
 memory_limit = "2GiB"
 cpus = "0"
@@ -267,6 +268,7 @@ def test_a_file_lists_providers(tmp_path, monkeypatch):
     mine, rest = read_providers(path)
     assert mine.kind == f"{tmp_path}/mine.py:Mine" and mine.display == "mine.py:Mine"
     assert (mine.threads, mine.memory_limit, mine.cpus, mine.required) == (2, 2 << 30, [0], False)
+    assert mine.python == f"{tmp_path}/venv"
     assert (dict(mine.env), mine.wrap) == ({"A": "1"}, ["nice", "-n", "5"])
     assert mine.options == {"library": "/x/libep.so", "sizes": [1, 2]}
     assert (rest.kind, rest.display) == ("cpu", "rest")
