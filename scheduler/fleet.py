@@ -49,7 +49,7 @@ class Fleet:
     def __init__(self, providers: Sequence[Any] | None) -> None:
         self._setup(parse_providers(providers), SessionOptions(), None)
         if not self.workers:
-            self.close()
+            self.close_here()
             raise nobody(self._absent)
 
     @classmethod
