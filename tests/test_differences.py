@@ -269,6 +269,8 @@ def test_fallback_to_the_cpu() -> None:
         theirs(options=foreign)
     with pytest.raises(errors.InvalidOptionError, match="disable_cpu_ep_fallback"):
         ours(options=foreign, providers=CPU)
+    (one,) = refuse_cpu(parse_providers(["CUDAExecutionProvider"]))
+    assert one.required == "all"
     assert [spec.required for spec in refuse_cpu(parse_providers(["null", "CUDAExecutionProvider"]))] == ["start"] * 2
 
 
