@@ -15,10 +15,7 @@ from typing import Any
 
 from outrider.scheduler import spec_text
 from outrider.scheduler.cancelling import CancelToken
-from outrider.scheduler.checked import Options
-from outrider.scheduler.checked import invalid_option as invalid_option
-from outrider.scheduler.checked import unknown_option as unknown_option
-from outrider.scheduler.checked import unsupported_option as unsupported_option
+from outrider.scheduler.checked import Options, invalid_option, unknown_option, unsupported_option
 from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.dropin_options import (
     DISABLE_CPU_FALLBACK,
