@@ -172,7 +172,10 @@ class SessionOptions(SessionAttributes):
             if key not in _CONFIG:
                 if is_foreign_entry(key):
                     name = f"SessionOptions.config[{key!r}]"
-                    raise unsupported_option(name, text, "that entry is not read; docs/differences.md lists which are.")
+                    reason = (
+                        f"docs/differences.md lists which are read; an `ort` provider takes the option 'session.{key}'."
+                    )
+                    raise unsupported_option(name, text, reason)
                 raise unknown_option(key, list(_CONFIG), "SessionOptions.config")
             accepted = _CONFIG[key]
             if accepted is None:
