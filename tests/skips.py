@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 
+from tests.environments import interpreters
+
 
 def _lacks(*programs: str) -> Callable[[], bool]:
     return lambda: any(shutil.which(program) is None for program in programs)
@@ -52,6 +54,8 @@ REASONS: Mapping[str, Callable[[], bool]] = {
     "taskset": _lacks("taskset"),
     "unshare": _no_namespaces,
     "PyPI cannot be reached": pypi_is_unreachable,
+    "there is no Python 3.10": lambda: not interpreters("3.10"),
+    "there is no Python 3.13": lambda: not interpreters("3.13"),
 }
 
 
