@@ -38,9 +38,19 @@ def _no_namespaces() -> bool:
 
 @cache
 def pypi_is_unreachable() -> bool:
-    """True if pip finds nothing on PyPI, or wherever else it is told to look."""
+    """True if pip does not find a package that is on PyPI only."""
     with tempfile.TemporaryDirectory(prefix="reach-") as folder:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "packaging"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            folder,
+            "nxrt-ep-cpu==0.1.0.dev6",
+        ]
         return subprocess.run(pip, stdin=subprocess.DEVNULL, capture_output=True).returncode != 0
 
 
