@@ -17,6 +17,7 @@ from outrider.providers.contract import (
     Program,
     Provider,
     Run,
+    RunInto,
     Unit,
     Value,
 )
@@ -92,7 +93,7 @@ class OrtProvider(Provider):
         self._programs += 1
         return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters)
 
-    def unload(self, compiled: Run | Program) -> None:
+    def unload(self, compiled: Run | RunInto | Program) -> None:
         """Frees the sessions of a unit."""
         assert isinstance(compiled, OrtProgram)
         self._programs -= 1

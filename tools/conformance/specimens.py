@@ -241,6 +241,16 @@ def scalar(specimen: Specimen) -> Specimen:
     return replace(specimen, x=(), more=dict.fromkeys(specimen.more, ()))
 
 
+def fixed(specimen: Specimen) -> Specimen:
+    """The same without free dimensions."""
+
+    def sized(shape: Shape) -> Shape:
+        return tuple(SIZE if isinstance(dim, str) else dim for dim in shape)
+
+    more = {name: sized(shape) for name, shape in specimen.more.items()}
+    return replace(specimen, x=sized(specimen.x), more=more)
+
+
 def widened(specimen: Specimen, width: int) -> Specimen:
     """The same with another width."""
 
