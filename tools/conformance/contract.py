@@ -185,15 +185,14 @@ def _independent(rig: Rig, specimen: Specimen) -> str | None:
 
 
 def _shared(rig: Rig, specimen: Specimen) -> str | None:
-    """A value that two units of the same worker read, and the caller too."""
-    graph = Built(
-        (
-            Part(specimen, "a.", 1),
-            Part(specimen, "b.", 2, {"x": "a.y"}),
-            Part(specimen, "c.", 3, {"x": "a.y"}),
-        )
+    """A value that two units of the same worker read, and the caller too, or not."""
+    parts = (
+        Part(specimen, "a.", 1),
+        Part(specimen, "b.", 2, {"x": "a.y"}),
+        Part(specimen, "c.", 3, {"x": "a.y"}),
     )
-    return _on(rig, graph, [(SIZE, 0), (SIZE, 1)])
+    runs = [(SIZE, 0), (SIZE, 1)]
+    return _on(rig, Built(parts), runs) or _on(rig, Built(parts, frozenset({"a."})), runs)
 
 
 def _sessions(rig: Rig, specimen: Specimen) -> str | None:

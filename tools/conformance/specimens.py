@@ -163,9 +163,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Built:
-    """A graph of parts. `shapes`: of its inputs; `outputs`: every output of every part."""
+    """A graph of parts, whose outputs are those of its parts, but for the parts of these prefixes."""
 
     parts: tuple[Part, ...]
+    hidden: frozenset[str] = frozenset()
     free_only: bool = False
 
     @cached_property
@@ -189,12 +190,13 @@ class Built:
                 made = [prefix + one for one in step.outputs.split()]
                 label = f"{prefix}{specimen.name}.{number}"
                 nodes.append(helper.make_node(step.op, read, made, name=label, **step.attributes))
-            for name, dtype in specimen.outputs.items():
+            for name, dtype in specimen.outputs.items() if prefix not in self.hidden else ():
                 outputs.append(helper.make_tensor_value_info(prefix + name, NUMBER[dtype or specimen.kind], None))
         fed = [helper.make_tensor_value_info(name, NUMBER[kind], shape) for name, (kind, shape) in inputs.items()]
         graph = helper.make_graph(nodes, "specimen", fed, outputs, initializers)
         opset = self.parts[0].specimen.opset
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True)  # outputs must have some shape
 
     @cached_property
     def _reference(self) -> ReferenceEvaluator:
