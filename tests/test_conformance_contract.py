@@ -12,6 +12,7 @@ from outrider.tools.conformance.contract import CONTRACTS, WHOLE
 from outrider.tools.conformance.operators import Selection
 from outrider.tools.conformance.outcomes import CRASH, ERROR, HANG, KINDS, MISMATCH, PASS, UNSUPPORTED
 from outrider.tools.conformance.running import Rig
+from outrider.tools.conformance.specimens import SPECIMENS
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "wrong_providers.py")
 EACH = [f"contract/{one.name}/{{}}" for one in CONTRACTS]
@@ -33,8 +34,9 @@ def on(specimen: str) -> list[str]:
     return [one.format(specimen) for one in EACH] + ["contract/claims", "contract/cuts"]
 
 
-def test_cpu_passes_all() -> None:
-    found = tried("cpu", "contract/*")
+def test_cpu_passes() -> None:
+    names = [one.name for one in SPECIMENS[::3]]
+    found = tried("cpu", *(f"contract/*/{name}" for name in names), *ALL)
     assert not wrong(found)
     assert {one.name.split("/")[1] for one in found} == {"answers", *(one.name for one in (*CONTRACTS, *WHOLE))}
     assert [one.name for one in found if one.outcome.kind == UNSUPPORTED] == ["contract/saved"]

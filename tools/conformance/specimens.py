@@ -58,8 +58,8 @@ class Specimen:
     `dtypes`: for which it is a case, the first one where nothing else is said. `older`: opsets in which it is one, too,
     if it is written alike there. `like`: its only output has the dtype and shape of `x`, its only input. `elementwise`:
     it can be given scalars. `special`: values that are not finite and that ONNX leaves no doubt about. `positive`:
-    inputs are. `joins`: inputs must have the same rows. `large`: rows with which results are large enough to lie in the
-    output pool.
+    inputs are. `coarse`: they are 0 and 1, so that some are equal. `joins`: inputs must have the same rows. `large`:
+    rows with which results are large enough to lie in the output pool.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Specimen:
     elementwise: bool = False
     special: tuple[float, ...] = ()
     positive: bool = False
+    coarse: bool = False
     joins: bool = False
     large: int = 4096
 
@@ -138,8 +139,8 @@ class Specimen:
         }
 
     def _drawn(self, random: np.random.Generator, shape: Sequence[int], dtype: str) -> Array:
-        if dtype == "bool":
-            return random.integers(0, 2, size=shape).astype(bool)
+        if dtype == "bool" or self.coarse:
+            return random.integers(0, 2, size=shape).astype(numpy_dtype(dtype))
         if "int" in dtype:
             low = 1 if dtype.startswith("uint") or self.positive else -9
             return random.integers(low, 10, size=shape).astype(numpy_dtype(dtype))
@@ -342,7 +343,8 @@ SPECIMENS = (
     Specimen("Cast", _one("Cast", to=int(NUMBER["int64"])), outputs={"y": "int64"}, dtypes=("float32", "int32")),
     Specimen("Split", _one("Split", "x", "y z", axis=1, num_outputs=2), outputs={"y": "", "z": ""}, dtypes=NUMBERS),
     Specimen("Where", _one("Where", "m x b"), {"m": Constant((WIDTH,), "bool")}, more={"b": ROWS}, joins=True),
-    Specimen("Equal", _one("Equal", "x b"), more={"b": ROWS}, outputs={"y": "bool"}, dtypes=NUMBERS, joins=True),
+    Specimen("Equal", _one("Equal", "x b"), more={"b": ROWS}, outputs={"y": "bool"}, dtypes=NUMBERS, joins=True,
+             coarse=True),
     Specimen("Conv", (Step("Conv", "x w b", "y", _PADS),), _FILTER, x=IMAGE, large=128),
     Specimen("Conv-no-bias", _one("Conv", "x w", strides=[2, 2]), {"w": _FILTER["w"]}, x=IMAGE, large=256),
     Specimen("ConvTranspose", _one("ConvTranspose", "x w"), {"w": Constant((3, 4, 2, 2))}, x=IMAGE, large=24),
