@@ -13,6 +13,7 @@ from outrider.tools.conformance.operators import Selection
 from outrider.tools.conformance.outcomes import CRASH, ERROR, HANG, KINDS, MISMATCH, PASS, UNSUPPORTED
 from outrider.tools.conformance.running import Rig
 from outrider.tools.conformance.specimens import SPECIMENS
+from tests.environments import numpy_only
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "wrong_providers.py")
 EACH = [f"contract/{one.name}/{{}}" for one in CONTRACTS]
@@ -110,6 +111,17 @@ def test_one_that_needs_fixed_shapes_is_tried_with_them() -> None:
     assert {one.name.split("/")[1] for one in found if one.outcome.kind == PASS} == {
         "answers", "repeated", "in-flight", "special", "given-up", "levels", "independent", "sessions", "scalars",
     }  # fmt: skip
+
+
+def test_float64_is_not_float32() -> None:
+    found = {one.name: one.outcome.kind for one in tried("Rounds", "own/Add-float*", "own/MatMul-float*")}
+    assert {name for name, kind in found.items() if kind != PASS} == {"own/Add-float64", "own/MatMul-float64"}
+
+
+def test_it_may_live_in_an_environment_that_has_numpy_only() -> None:
+    found = tried(f"Sound?python={numpy_only()}", "contract/*/Add", "own/Add-*", "contract/killed")
+    assert not wrong(found)
+    assert len([one for one in found if one.outcome.kind == PASS]) > 20
 
 
 def test_one_that_takes_any_option_is_told_so() -> None:

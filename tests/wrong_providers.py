@@ -329,6 +329,14 @@ class Loads(Sound):
         return lambda inputs: [operator(*inputs, *inputs)]
 
 
+class Rounds(Sound):
+    """Computes float64 in float32."""
+
+    def compute(self, unit, state, op, operands):
+        narrow = [one.astype("float32") if one.dtype == "float64" else one for one in operands]
+        return numpy.asarray(super().compute(unit, state, op, narrow)).astype(operands[0].dtype)
+
+
 class Fixed(Sound):
     """Declines free dimensions."""
 
