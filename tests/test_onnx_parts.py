@@ -77,7 +77,7 @@ def captures_three_deep() -> Case:
                         d = Mul(b, x)
                         p = Scan <num_scan_inputs = 1, body = scan (float e) => (float f) {
                             f1 = If (c) <
-                                then_branch = most () => (float q) { q1 = ReduceSum(d) q = Add(e, q1) },
+                                then_branch = most () => (float q) { q1 = ReduceSum<keepdims = 0>(d) q = Add(e, q1) },
                                 else_branch = least () => (float r) { r = Identity(e) }>
                             f = Add(f1, e)
                         }> (s) },

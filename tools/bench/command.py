@@ -32,6 +32,7 @@ BENCHES = {
     "flight": "runs per second for 1 to 8 runs in flight",
     "stages": "two balanced stages, and two replicas, against one run after the other",
     "models": "the cpu provider beside other runtimes (MODEL ...; default @basic-pitch)",
+    "ort": "the ort worker beside onnxruntime in process (MODEL ...; default @basic-pitch)",
     "nodes": "where the milliseconds of a model go in the cpu provider, node by node (MODEL ...)",
     "start": "start-up: import, workers, loading, the first run",
     "crash": "what a killed worker costs: until the error, until the right result, with a spare",
@@ -51,12 +52,17 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("what", choices=[*BENCHES, "all"], help="what to measure; `all` takes some minutes")
     parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help=".onnx files, or folders of such, for `models`, `nodes` and `all`"
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help=".onnx files, or folders of such, for `models`, `ort`, `nodes` and `all`",
     )
     parser.add_argument(
         "--feeds", metavar="FOLDER", help="inputs of the models, NAME.npz for NAME.onnx (default: beside it, else made)"
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="`models` and `nodes`: only with so many threads")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="`models`, `ort` and `nodes`: only with so many threads"
+    )
     parser.add_argument(
         "--compiled", default="True", metavar="X", help="`nodes`: the cpu provider's option, as False or conv+gemm"
     )
@@ -113,10 +119,10 @@ def _check(args: argparse.Namespace) -> None:
         refuse("--rounds", args.rounds, "at least 1")
     if args.threads is not None and args.threads < 1:
         refuse("--threads", args.threads, "at least 1")
-    if args.what not in ("models", "nodes", "all"):
+    if args.what not in ("models", "ort", "nodes", "all"):
         for name, value in (("MODEL", " ".join(args.models)), ("--feeds", args.feeds), ("--threads", args.threads)):
             if value:
-                refuse(name, value, f"none with {args.what}; it is for `models`, `nodes` and `all`")
+                refuse(name, value, f"none with {args.what}; it is for `models`, `ort`, `nodes` and `all`")
     for folder in filter(os.path.isdir, args.models):
         if not _models(folder):
             refuse("MODEL", folder, "a folder with .onnx files in it")

@@ -57,7 +57,7 @@ class _Taken:
         made = []
         for (name, threads, to), values in sorted(self.ratios.items(), key=lambda pair: (pair[0][2] != SPINS, *pair)):
             value = math.exp(statistics.fmean(map(math.log, values)))
-            title = f"geometric mean, {_threads(threads)}: {name}{'' if to == SPINS else f' to {to}'}"
+            title = f"geometric mean, {threads_of(threads)}: {name}{'' if to == SPINS else f' to {to}'}"
             mean = Row(title, value, "x", None, min(values), max(values), value, to, note=f"{len(values)} models")
             made.append(judged(mean, _MEAN.get((name, threads)) if to == SPINS else None))
         return made
@@ -78,13 +78,12 @@ def rows(request: Request) -> list[Row]:
     for package in dict.fromkeys(PACKAGES.values()):
         if not installed(package):
             made.append(skipped(package, "ms", f"{package} is not installed"))
-    made.append(skipped("ort worker", "ms", "the ort provider is not built yet; budget 1.03 x onnxruntime + 60 us"))
     return made
 
 
 def _compared(request: Request, path: str, feed: str, threads: int, means: _Taken) -> list[Row]:
     """Rows of one model; leaves its inputs in the file `feed`."""
-    title = f"{os.path.basename(path)}, {_threads(threads)}"
+    title = f"{os.path.basename(path)}, {threads_of(threads)}"
     samples: dict[str, Sample] = {}
     refused: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
@@ -103,7 +102,7 @@ def _compared(request: Request, path: str, feed: str, threads: int, means: _Take
                 samples[name] = stack.enter_context(opened(name, path, feed, threads)).sample
             except RuntimeRefusal as reason:
                 refused[name] = str(reason)
-        variants = {name: (sample, _count(request, sample)) for name, sample in samples.items()}
+        variants = {name: (sample, runs_per_round(request, sample)) for name, sample in samples.items()}
         taken = interleave(variants, request.rounds, PAUSE)
     table = []
     for name, rounds in taken.items():
@@ -145,13 +144,14 @@ def _memory(title: str, told: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _count(request: Request, sample: Sample) -> int:
-    """Runs of one round."""
+def runs_per_round(request: Request, sample: Sample) -> int:
+    """How many runs of a variant are one round."""
     [taken] = sample(1)
     return request.calls(min(500, max(1, round(SECONDS * 1e3 / max(1e-3, taken)))))
 
 
-def _threads(count: int) -> str:
+def threads_of(count: int) -> str:
+    """'1 thread', '2 threads'."""
     return f"{count} thread{'s' if count > 1 else ''}"
 
 
