@@ -25,7 +25,6 @@ F32 = np.float32
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the page's files, as the working folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     for kind, text in BLOCKS:
         name = re.match(r"# (\w+\.py)\n", text)
         if kind == "python" and name:
