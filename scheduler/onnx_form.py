@@ -142,9 +142,10 @@ class _Maker:
                 nodes.append(node)
                 self._owner = node.name
                 self.node(node)
-        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(kept)
+        if len(nodes) < len(graph.node):
+            kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+            del graph.node[:]
+            graph.node.extend(kept)
         for tensor in graph.initializer:
             self._refer(tensor)
 
