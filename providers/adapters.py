@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,10 +13,14 @@ import numpy as np
 
 from outrider.providers.contract import ClaimBrokenError, Place, Program, Provider, Run, RunInto, Shape, Unit, Value
 from outrider.providers.resident import form_of, is_foreign, signature_of
+from outrider.providers.rewriting import rewritten
+from outrider.providers.states import States, digest_of
 from outrider.providers.traits import Traits
 from outrider.providers.wire.dtypes import is_tensor, onnx_name
-from outrider.providers.wire.failures import error_to_plain, first_names
+from outrider.providers.wire.failures import error_to_plain, first_names, text_of
 from outrider.shm.errors import OutriderError
+
+log = logging.getLogger("outrider.worker")
 
 SIGNATURES = 32  # compiled signatures kept per unit of a `per_signature` provider
 
@@ -98,15 +104,14 @@ def concrete(shape: Shape, symbols: Mapping[str, int | None]) -> tuple[int, ...]
 class _Compiled:
     """One compiled signature. Unloaded when neither the cache nor a bound callable holds it any more."""
 
-    def __init__(self, provider: Provider, traits: Traits, unit: Unit) -> None:
+    def __init__(self, compiler: Compiler, unit: Unit, whole: bytes) -> None:
         try:
-            compiled = provider.compile(unit)
-            self.program = as_program(compiled, traits.writes_out, unit)
+            compiled, self.program = compiler.compiled(unit, whole)
         except (OutriderError, MemoryError):
             raise
         except (Exception, SystemExit) as error:  # a provider may raise anything
             raise _broken(unit, error) from error
-        weakref.finalize(self, provider.unload, compiled).atexit = False
+        weakref.finalize(self, compiler.provider.unload, compiled).atexit = False
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         run = self.program.bind(inputs, place)
@@ -120,7 +125,7 @@ class _Compiled:
 def _broken(unit: Unit, error: BaseException) -> ClaimBrokenError:
     told = error_to_plain(error)
     reason = f"{told['type']}: {told['message']}"
-    nodes = [node.name for node in unit.nodes]
+    nodes = names_of(unit)
     arriving = ", ".join(f"{value.name}: {value.dtype}{list(value.shape or ())}" for value in unit.inputs)
     return ClaimBrokenError(
         f"{first_names(nodes)} was claimed and cannot be compiled for {arriving or 'no inputs'}: {reason}",
@@ -133,17 +138,17 @@ def _broken(unit: Unit, error: BaseException) -> ClaimBrokenError:
 class PerSignature(Program):
     """Compiles the unit again for each signature of input dtypes and shapes; drops the least recently used ones."""
 
-    def __init__(self, provider: Provider, traits: Traits, unit: Unit) -> None:
-        self.provider = provider
-        self.traits = traits
+    def __init__(self, compiler: Compiler, unit: Unit) -> None:
+        self.compiler = compiler
         self.unit = unit
+        self._whole = compiler.digest(unit)
         self._cache: dict[tuple[Any, ...], _Compiled] = {}
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         signature = tuple([signature_of(item) for item in inputs])
         compiled = self._cache.pop(signature, None)
         if compiled is None:
-            compiled = _Compiled(self.provider, self.traits, for_signature(self.unit, inputs))
+            compiled = _Compiled(self.compiler, for_signature(self.unit, inputs), self._whole)
             if len(self._cache) >= SIGNATURES:
                 self._cache.pop(next(iter(self._cache)))
         self._cache[signature] = compiled
@@ -181,10 +186,81 @@ def as_program(compiled: Run | RunInto | Program, writes_out: bool, unit: Unit) 
     return Writing(compiled, unit) if writes_out else Plain(compiled)  # type: ignore[arg-type]
 
 
-def compile_unit(provider: Provider, traits: Traits, unit: Unit) -> tuple[Program, Callable[[], None]]:
-    """The unit as a Program, and what unloads it. Exceptions of the provider pass through."""
-    if traits.per_signature:
-        program = PerSignature(provider, traits, unit)
-        return program, program.unload
-    compiled = provider.compile(unit)
-    return as_program(compiled, traits.writes_out, unit), lambda: provider.unload(compiled)
+class Compiler:
+    """From units to programs, by way of the provider's `rewrite`, `load`, `compile` and `save`.
+
+    `states`: where it keeps what it saves. `counts`: what was done so far, by name.
+    """
+
+    def __init__(self, provider: Provider, traits: Traits, states: States | None) -> None:
+        self.provider = provider
+        self.traits = traits
+        self.counts: Counter[str] = Counter()
+        self._states = states
+
+    def program(self, unit: Unit) -> tuple[Program, Callable[[], None]]:
+        """The unit as a Program, and what unloads it. Exceptions of the provider pass through."""
+        if self.traits.rewrites and unit.optimization != "none":
+            before, unit = unit, rewritten(self.provider, unit)
+            self.counts.update(nodes_before=len(before.nodes), nodes_rewritten=len(unit.nodes))
+        if self.traits.per_signature:
+            program = PerSignature(self, unit)
+            return program, program.unload
+        compiled, made = self.compiled(unit, self.digest(unit))
+        return made, lambda: self.provider.unload(compiled)
+
+    def digest(self, unit: Unit) -> bytes:
+        """What its states are told apart by; nothing where none are kept."""
+        return b"" if self._states is None else digest_of(unit)
+
+    def compiled(self, unit: Unit, whole: bytes) -> tuple[Run | RunInto | Program, Program]:
+        """What the provider makes of a unit, and that as a Program. `whole`: the digest of all signatures."""
+        writes_out, states = self.traits.writes_out, self._states
+        if states is None:
+            compiled = self.provider.compile(unit)
+            return compiled, as_program(compiled, writes_out, unit)
+        key = states.key(whole, unit)
+        found = self._loaded(states, key, unit)
+        if found is not None:
+            return found
+        compiled = self.provider.compile(unit)
+        program = as_program(compiled, writes_out, unit)
+        self._save(states, key, unit, compiled)
+        return compiled, program
+
+    def _loaded(self, states: States, key: str, unit: Unit) -> tuple[Run | RunInto | Program, Program] | None:
+        try:
+            with states.reading(key) as state:
+                if state is None:
+                    return None
+                compiled = self.provider.load(unit, state)
+                program = as_program(compiled, self.traits.writes_out, unit)
+        except MemoryError:
+            raise
+        except (Exception, SystemExit) as error:  # a provider may raise anything
+            told = f"{type(error).__name__}: {text_of(error)}"
+            log.warning("the state of %s does not load and is dropped: %s", first_names(names_of(unit)), told)
+            self.counts["states_dropped"] += 1
+            return None
+        self.counts["states_loaded"] += 1
+        return compiled, program
+
+    def _save(self, states: States, key: str, unit: Unit, compiled: Run | RunInto | Program) -> None:
+        try:
+            state = self.provider.save(compiled)
+        except MemoryError:
+            raise
+        except (Exception, SystemExit) as error:  # a provider may raise anything
+            told = f"{type(error).__name__}: {text_of(error)}"
+            log.warning("the state of %s is not kept, save() raised %s", first_names(names_of(unit)), told)
+            return
+        if state is None:
+            return
+        if not isinstance(state, (bytes, bytearray, memoryview)):
+            raise TypeError(f"save() must return bytes or None, not {type(state).__name__}")
+        self.counts["states_saved"] += states.write(key, bytes(state))
+
+
+def names_of(unit: Unit) -> list[str]:
+    """Of its nodes."""
+    return [node.name for node in unit.nodes]

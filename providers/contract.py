@@ -25,10 +25,13 @@ strings are returned in the forms in which they arrive.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -148,6 +151,11 @@ class Unit:
         """The unit's nodes in opset-21 form, in order."""
         return tuple(step for node in self.nodes for step in node.steps())
 
+    def replaced(self, nodes: Sequence[Node], constants: Mapping[str, np.ndarray] | None = None) -> Unit:
+        """The unit with these nodes in place of its own, and with these constants beside its own; for `rewrite`."""
+        both = ChainMap(dict(constants or {}), self.constants)  # type: ignore[arg-type]  # only read
+        return dataclasses.replace(self, nodes=tuple(nodes), constants=MappingProxyType(both))
+
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 RunInto = Callable[[Sequence[Any], Sequence[Any]], "Sequence[Any] | None"]
@@ -193,6 +201,8 @@ class Provider:
     `strided`: an array that one unit returns may reach the next one of the same partition as it is: with any strides
     and alignment, not copied, read-only. It must then stay as it is until the partition's next run begins.
     `writable`: inputs are private copies, which it may overwrite.
+
+    `version`: of what `save` writes, which counts only for the same one; may be set in `setup`.
     """
 
     capabilities: Capabilities = Capabilities()
@@ -202,6 +212,7 @@ class Provider:
     writes_out: bool = False
     strided: bool = False
     writable: bool = False
+    version: str = ""
 
     def setup(self, context: Context) -> None:
         """Called once, before anything else. Raise to refuse to start; the message reaches the user."""
@@ -216,6 +227,26 @@ class Provider:
         ClaimBrokenError(reason, nodes=[names of some of its nodes]) takes back just those.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method compile(self, unit)")
+
+    def rewrite(self, unit: Unit) -> Unit:
+        """A pass of the provider's own over the unit, before `compile` gets it; not called at optimization 'none'.
+
+        Returns `unit.replaced(nodes, constants)`, or the unit itself; at 'basic' what comes out must be bit-equal.
+        Errors go on naming the nodes of the model. Not for a provider with `wants_model`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method rewrite(self, unit)")
+
+    def save(self, compiled: Any) -> bytes | None:
+        """What `compile` returned, as bytes for `load` in a later process; None for what is not worth it.
+
+        A provider that defines both has them kept in `$OUTRIDER_CACHE/compiled`, by all that they may depend on: its
+        class's file, `version` and options, the unit with its constants, the machine.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method save(self, compiled)")
+
+    def load(self, unit: Unit, state: memoryview) -> Run | RunInto | Program:
+        """What `compile` would return. Raise if the state is of no use: it is dropped, and the unit compiled."""
+        raise NotImplementedError(f"{type(self).__name__} has no method load(self, unit, state)")
 
     def export(self, value: Any, out: np.ndarray) -> None:
         """Copy a value of the provider's own into host memory.

@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.providers.adapters import compile_unit
+from outrider.providers.adapters import Compiler
 from outrider.providers.constants import Constants
-from outrider.providers.contract import Program, Provider, Unit
+from outrider.providers.contract import Program, Unit
 from outrider.providers.tracing import unit_name
-from outrider.providers.traits import Traits
 from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.onnx_model import OnnxModel
 from outrider.providers.wire.pack import unpack_graph
@@ -32,9 +31,8 @@ class Compiled:
 class Programs:
     """By the key under which the coordinator ships a unit: equal keys of a session mean the same unit."""
 
-    def __init__(self, provider: Provider, traits: Traits, provider_name: str) -> None:
-        self._provider = provider
-        self._traits = traits
+    def __init__(self, compiler: Compiler, provider_name: str) -> None:
+        self.compiler = compiler
         self._name = provider_name
         self._compiled: dict[int, Compiled] = {}
         self.model: OnnxModel | None = None  # the ONNX form of the session's model, if the provider wants one
@@ -61,7 +59,7 @@ class Programs:
             model=self.model,
         )
         with timed(recorder, "compile", unit_name(unit), {"partition": partition}):
-            program, unload = compile_unit(self._provider, self._traits, unit)
+            program, unload = self.compiler.program(unit)
         self._compiled[key] = made = Compiled(unit, program, unload)
         return made
 

@@ -18,7 +18,10 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Traits:
-    """The options of the contract as one provider has them. `exports`: it defines `export`."""
+    """The options of the contract as one provider has them.
+
+    `exports`, `rewrites`, `saves`: it defines `export`, `rewrite`, both `save` and `load`.
+    """
 
     merge: bool = False
     per_signature: bool = False
@@ -27,6 +30,8 @@ class Traits:
     strided: bool = False
     writable: bool = False
     exports: bool = False
+    rewrites: bool = False
+    saves: bool = False
     capabilities: Capabilities = Capabilities()
 
     @property
@@ -50,7 +55,14 @@ def traits_of(provider: Provider, name: str) -> Traits:
         if not isinstance(value, bool):
             raise _broken(name, f"{flag} must be True or False", repr(value))
         flags[flag] = value
-    return Traits(**flags, exports=defines(provider, "export"), capabilities=_capabilities(provider, name))
+    exports, rewrites, saves, loads = (defines(provider, one) for one in ("export", "rewrite", "save", "load"))
+    if rewrites and flags["wants_model"]:
+        raise _broken(name, "rewrite() and wants_model do not go together, the model is as written", "both")
+    if saves != loads:
+        raise _broken(name, "save() and load() are defined together", "save()" if saves else "load()")
+    if not isinstance(provider.version, str):
+        raise _broken(name, "version must be a str", repr(provider.version))
+    return Traits(**flags, exports=exports, rewrites=rewrites, saves=saves, capabilities=_capabilities(provider, name))
 
 
 def defines(provider: Provider, method: str) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from outrider.providers.adapters import Compiler
 from outrider.providers.constants import Constants, LazyConstants
 from outrider.providers.contract import (
     Capabilities,
@@ -33,6 +34,7 @@ from outrider.providers.host import LoadedSession, Services
 from outrider.providers.lanes import LaneGroup, Present
 from outrider.providers.loading import BUILT_IN, load_provider
 from outrider.providers.programs import Programs
+from outrider.providers.states import States, states_of
 from outrider.providers.traits import Traits, lacking, traits_of
 from outrider.providers.wire import messages
 from outrider.providers.wire.failures import error_to_plain, plain, text_of
@@ -79,6 +81,7 @@ class Worker:
         self._watched: list[tuple[memoryview, int, LaneGroup, LoadedSession]] = []
         self.provider: Provider
         self.traits: Traits
+        self.states: States | None = None  # for a provider that saves what it compiled
 
     def start(self) -> None:
         """Import and set up the provider; say Hello, or StartFailed and exit."""
@@ -104,6 +107,9 @@ class Worker:
                 )
             )
             self.traits = traits_of(self.provider, self.name)
+            if self.traits.saves:
+                given = ("kind", "part", "options", "device", "threads")
+                self.states = states_of(self.provider, {name: boot[name] for name in given})
         except (Exception, SystemExit) as error:  # a provider may raise anything at start; the user is told
             known = isinstance(error, OutriderError)  # its message says it all
             told = error_to_plain(error)
@@ -271,7 +277,7 @@ class Worker:
         """Compile the session's partitions, in place of an earlier generation."""
         self.unload(message.session, keep=True)
         constants = self._constants(message.session, message.weights)
-        programs = self.programs.setdefault(message.session, Programs(self.provider, self.traits, self.name))
+        programs = self.programs.setdefault(message.session, self._programs())
         programs.model = self._model(message.session, message.model, constants)
         recorder = self._recorder(message.session)
         services = Services(
@@ -301,6 +307,9 @@ class Worker:
             reason, traceback = told["message"], told["traceback"]
             refused = [{"partition": -1, "unit": -1, "nodes": [], "reason": reason, "traceback": traceback}]
         self.control.send(messages.Loaded(message.session, message.generation, refused))
+
+    def _programs(self) -> Programs:
+        return Programs(Compiler(self.provider, self.traits, self.states), self.name)
 
     def resume(self, message: messages.Resume) -> None:
         """Serve a session that was held, where the dead predecessor of this worker left off."""
@@ -367,8 +376,9 @@ class Worker:
         """{provider: its own counters, sessions: those of each session by its number}."""
         sessions = {}
         for number, loaded in self.sessions.items():
-            recorder = self.recorders.get(number)
-            sessions[str(number)] = {**loaded.stats(), "operators": {} if recorder is None else recorder.operators}
+            recorder, counts = self.recorders.get(number), self.programs[number].compiler.counts
+            operators = {} if recorder is None else recorder.operators
+            sessions[str(number)] = {**loaded.stats(), **counts, "operators": operators}
         try:
             told = plain(dict(self.provider.stats()))
         except Exception as error:  # anyone's stats()

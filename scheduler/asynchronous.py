@@ -90,7 +90,7 @@ class Job(Ticket[Slot]):
         work: Callable[[Hold[Slot], Watch], list[Any]],
         callback: Callable[[list[Any], Any, str], object] | None,
         user_data: Any,
-        given: RunOptions,
+        given: RunOptions | None,
         session: SessionOptions,
     ) -> None:
         super().__init__(Hold())

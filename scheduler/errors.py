@@ -29,24 +29,32 @@ from outrider.shm.errors import (
 )
 
 __all__ = [
-    "ChannelClosedError", "ChannelFullError", "ClaimBrokenError", "ClaimError", "DescriptorError", "DtypeMismatchError",
-    "ForkedSessionError", "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError",
-    "ModelLimitError", "ModelLoadError", "ModelNotFoundError", "NotPicklableError", "OutOfMemoryError",
-    "OutputNotFoundError", "OutriderError", "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError",
-    "ProviderContractError", "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError",
-    "RunTimeoutError", "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError",
-    "UnknownOptionError", "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError",
-    "WeightFileChangedError", "WireError", "WorkerDiedError",
+    "ChannelClosedError", "ChannelFullError", "ClaimBrokenError", "ClaimError", "ConfigEntryNotFoundError",
+    "DescriptorError", "DtypeMismatchError", "ForkedSessionError", "InputNotFoundError", "InputTypeError",
+    "InvalidOptionError", "KernelError", "LayoutError", "ModelLimitError", "ModelLoadError", "ModelNotFoundError",
+    "NoSuchNameError", "NotPicklableError", "OutOfMemoryError", "OutputNotFoundError", "OutriderError",
+    "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
+    "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
+    "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError", "UnknownOptionError",
+    "UnknownProviderError", "UnsupportedOpError", "UnsupportedOptionError", "WeightFileChangedError", "WireError",
+    "WorkerDiedError",
 ]  # fmt: skip
 
 
 # Options ----------------------------------------------------------------------------------------------------------
 
 
-class UnknownOptionError(OutriderError, TypeError, ValueError):
-    """No option has this name. TypeError as for any unknown keyword, ValueError as for any unknown key of `config`."""
+class UnknownOptionError(OutriderError, TypeError, ValueError, AttributeError):
+    """No option has this name. TypeError as for any unknown keyword, ValueError as for any unknown key of `config`,
+    AttributeError as for any unknown attribute that is set."""
 
     _fields = ("name", "known")
+
+
+class ConfigEntryNotFoundError(OutriderError, LookupError, RuntimeError):
+    """A session or run entry was asked for that was not set; RuntimeError as in onnxruntime. `known`: those set."""
+
+    _fields = ("key", "known")
 
 
 class InvalidOptionError(OutriderError, ValueError):
@@ -59,6 +67,10 @@ class UnsupportedOptionError(OutriderError, NotImplementedError):
     """An option, method or provider kind that exists by design but is not built yet. Nothing was started."""
 
     _fields = ("option", "value", "reason")
+
+
+class NoSuchNameError(UnsupportedOptionError, AttributeError):
+    """onnxruntime has this name, Outrider does not, for a `reason`; `hasattr` is False for it."""
 
 
 # Inputs and outputs of a run --------------------------------------------------------------------------------------

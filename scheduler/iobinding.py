@@ -13,6 +13,7 @@ import numpy as np
 
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.graph import Value
+from outrider.scheduler.differences import Explained
 from outrider.scheduler.errors import DtypeMismatchError, InputNotFoundError, InputTypeError
 from outrider.scheduler.feeds import check_feeds, check_shape, unknown_input, unknown_output
 from outrider.scheduler.generation import Generation
@@ -27,20 +28,16 @@ if TYPE_CHECKING:
     from outrider.scheduler.session import InferenceSession
 
 
-class IOBinding:
-    """What the runs of one session read and write. Made by `InferenceSession.io_binding()`; not thread-safe."""
+class IOBinding(Explained):
+    """What the runs of one session read and write. `session.io_binding()` makes it, too. Not thread-safe."""
 
-    def __init__(
-        self,
-        session: InferenceSession,
-        inputs: Sequence[Value],
-        overridable: Collection[str],
-        outputs: Sequence[Value],
-    ) -> None:
+    def __init__(self, session: InferenceSession) -> None:
+        session._check_open()
         self.session = session
-        self._inputs = {value.name: value for value in inputs}
-        self._overridable = overridable
-        self._outputs = {value.name: value for value in outputs}
+        loaded = session._loaded
+        self._inputs = {value.name: value for value in loaded.inputs}
+        self._overridable: Collection[str] = loaded.defaults
+        self._outputs = {value.name: value for value in loaded.outputs}
         # Never changed, only replaced: a run that was interrupted may still need them.
         self._fed: dict[str, Any] = {}
         self._targets: Targets | None = None

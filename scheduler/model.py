@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import checker
 
 from outrider.providers.wire.graph import Graph, TensorRef, Value
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.inference import dtype_of, hide, infer, set_imports, shape_of
 from outrider.scheduler.limits import FunctionKey, check_bytes, check_limits, function_key
@@ -60,13 +61,15 @@ def load_model(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto,
     base_dir: str | os.PathLike[str] | None = None,
     *,
+    free_dimensions: Mapping[str, int] | None = None,
     segment_ids: Callable[[], int] | None = None,
 ) -> LoadedModel:
     """Load a model from a path, bytes or a ModelProto, which is left as it is.
 
-    `base_dir`: where external data lies; the model's folder for a path, else the current one. `segment_ids` numbers the
-    weight segments. External data is looked at, never read. Raises ModelLoadError (ModelNotFoundError for a missing
-    file) or ModelLimitError.
+    `base_dir`: where external data lies; the model's folder for a path, else the current one. `free_dimensions`: the
+    size of dimensions that the model names. `segment_ids` numbers the weight segments. External data is looked at,
+    never read. Raises InvalidOptionError for a name that no dimension of the inputs has, ModelLoadError
+    (ModelNotFoundError for a missing file) or ModelLimitError.
     """
     proto, path, folder = _read(model)
     if base_dir is not None:
@@ -96,6 +99,7 @@ def load_model(
         undo.callback(store.close)
         skeleton = build_skeleton(proto, store)
         _check(skeleton.model, path)
+        fix_dimensions(skeleton.model.graph, free_dimensions or {})
         loaded = assemble(skeleton, path, metadata, configurations)
         undo.pop_all()
     return loaded
@@ -130,6 +134,24 @@ def assemble(
         skeleton,
         tuple(notes),
     )
+
+
+def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
+    """Give dimensions of inputs, and of values declared in the same words, their size."""
+    names = {name for value in graph.input for name in named_dimensions(value)}
+    for name in sizes:
+        if name not in names:
+            expected = f"names of dimensions of the model's inputs ({', '.join(sorted(names)) or 'it has none'})"
+            raise invalid_option("free_dimensions", name, expected)
+    for value in [*graph.input, *graph.output, *graph.value_info]:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+
+
+def named_dimensions(value: onnx.ValueInfoProto) -> list[str]:
+    """Names of the dimensions of a value that have one."""
+    return [dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param]
 
 
 def _read(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:

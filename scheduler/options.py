@@ -1,24 +1,36 @@
 """Options of sessions and runs: names, defaults, and checks that happen before any process starts.
 
-Options are frozen once made, so that what was checked is what counts; `dataclasses.replace` makes a changed copy.
-Whatever the design knows but this build does not have yet raises UnsupportedOptionError when set to anything but its
-default: nothing is accepted and ignored.
+SessionOptions and RunOptions accept assignment, as onnxruntime's do, and check it as they check their arguments; a
+session takes a copy, so that what was checked is what counts. `dataclasses.replace` makes a changed copy. Whatever the
+design knows but this build does not have yet raises UnsupportedOptionError when set to anything but its default:
+nothing is accepted and ignored. `dropin_options.py` has the part that goes by onnxruntime's names.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
-from types import MappingProxyType
-from typing import Any, ClassVar, NoReturn
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from outrider.scheduler import spec_text
 from outrider.scheduler.cancelling import CancelToken
+from outrider.scheduler.checked import Options
+from outrider.scheduler.checked import invalid_option as invalid_option
+from outrider.scheduler.checked import unknown_option as unknown_option
+from outrider.scheduler.checked import unsupported_option as unsupported_option
 from outrider.scheduler.cores import usable_cores
-from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
+from outrider.scheduler.dropin_options import (
+    DISABLE_CPU_FALLBACK,
+    ENTRIES,
+    EXTERNAL_FOLDER,
+    RunAttributes,
+    SessionAttributes,
+    check_entry,
+    is_foreign_entry,
+    run_attributes,
+    session_attributes,
+)
 from outrider.shm.spin import MAX_MICROSECONDS
 
 OPTIMIZATIONS = ("none", "basic", "all")
@@ -45,117 +57,8 @@ _CONFIG_EXPECTED = {
 _CONFIG_DEFAULT: dict[str, Any] = {"ep.context_enable": False, "ep.context_file_path": "", "ep.context_embed_mode": 1}
 
 
-def unknown_option(name: str, known: Collection[str], where: str) -> UnknownOptionError:
-    """The error for an option name that does not exist, with near names first."""
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known are {', '.join(sorted(known))}."
-    return UnknownOptionError(f"{where} has no option {name!r}. {hint}", name=name, known=sorted(known))
-
-
-def invalid_option(name: str, value: Any, expected: str) -> InvalidOptionError:
-    """The error for an option value that cannot be taken."""
-    message = f"option {name}={_written(value)} is not valid: expected {expected}."
-    return InvalidOptionError(message, name=name, value=_plain(value), expected=expected)
-
-
-def unsupported_option(name: str, value: Any, reason: str) -> UnsupportedOptionError:
-    """The error for what is designed but not built."""
-    message = f"{name}={_written(value)} is not supported yet: {reason}"
-    return UnsupportedOptionError(message, option=name, value=_plain(value), reason=reason)
-
-
-def _plain(value: Any) -> Any:
-    """What an error can carry through pickle."""
-    return value if isinstance(value, (str, int, float, bytes, type(None))) else _written(value)
-
-
-def _written(value: Any) -> str:
-    """A value as the caller wrote it."""
-    return repr(dict(value) if isinstance(value, MappingProxyType) else value)
-
-
-class _Options:
-    """Unknown keywords are typed errors with near names; repr shows what differs from the defaults."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every subclass is a dataclass
-
-    def __new__(cls, *args: Any, **keywords: Any) -> Any:
-        known = [one.name for one in fields(cls)]
-        for name in keywords:
-            if name not in known:
-                raise unknown_option(name, known, cls.__name__)
-        return super().__new__(cls)
-
-    def __repr__(self) -> str:
-        shown = []
-        for one in fields(self):
-            value = getattr(self, one.name)
-            value = dict(value) if isinstance(value, Mapping) else value
-            default = one.default if one.default_factory is MISSING else one.default_factory()
-            if value != default:
-                shown.append(f"{one.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        return _remade, (type(self), {key: dict(v) if isinstance(v, Mapping) else v for key, v in given.items()})
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _one_of(self, name: str, accepted: Sequence[Any]) -> None:
-        value = getattr(self, name)
-        if not any(value is one or (isinstance(value, str) and value == one) for one in accepted):
-            raise invalid_option(name, value, ", ".join(map(repr, accepted)))
-
-    def _integer(self, name: str, low: int, high: int | None = None, optional: bool = False) -> None:
-        value = getattr(self, name)
-        if value is None and optional:
-            return
-        whole = hasattr(value, "__index__") and not isinstance(value, bool)
-        if not whole or value < low or (high is not None and value > high):
-            span = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
-            raise invalid_option(name, value, span + (" or None" if optional else ""))
-        self._set(name, int(value))
-
-    def _seconds(self, name: str, optional: bool) -> None:
-        value = getattr(self, name)
-        if value is None and optional:
-            return
-        try:
-            number = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not 0 < number < math.inf:
-            raise invalid_option(name, value, "a positive number of seconds" + (" or None" if optional else ""))
-        self._set(name, number)
-
-    def _mapping(self, name: str, values: type | tuple[type, ...] = object, what: str = "anything") -> None:
-        value = getattr(self, name)
-        expected = f"a dict from str to {what}"
-        if not isinstance(value, Mapping):
-            raise invalid_option(name, value, expected)
-        for key, item in value.items():
-            if not isinstance(key, str) or not isinstance(item, values):
-                raise invalid_option(name, value, f"{expected}, not {key!r}: {item!r}")
-        self._set(name, MappingProxyType(dict(value)))
-
-    def _boolean(self, name: str) -> None:
-        if not isinstance(getattr(self, name), bool):
-            raise invalid_option(name, getattr(self, name), "True or False")
-
-    def _not_yet(self, name: str, default: Any, reason: str) -> None:
-        value = getattr(self, name)
-        if value != default:
-            raise unsupported_option(f"{type(self).__name__}.{name}", value, reason)
-
-
-def _remade(kind: type[_Options], given: dict[str, Any]) -> Any:
-    return kind(**given)
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class SessionOptions(_Options):
+@dataclass(kw_only=True, repr=False)
+class SessionOptions(SessionAttributes):
     """How a session is made and runs. Times are in seconds, memory in bytes.
 
     - `optimization`: 'none' (as written), 'basic' (bit-equal inside a unit), 'all' (within tolerance).
@@ -181,7 +84,15 @@ class SessionOptions(_Options):
       given as bytes or proto. `output_memory`: bytes of results that a worker lends out before they are copied instead.
     - `config`: more as strings, for configuration files. 'optimization': as above. 'spin_us', '0' to '1000': how many
       microseconds callers and workers look for what they wait for before they block; worth it only with more idle cores
-      than workers and partitions shorter than that, and given up for a while where it mostly fails.
+      than workers and partitions shorter than that, and given up for a while where it mostly fails. Session entries of
+      onnxruntime are listed in `dropin_options.ENTRIES`.
+
+    The other attributes are onnxruntime's, see `docs/differences.md`. Of these
+
+    - `intra_op_num_threads`: the threads of each provider that leaves them open; 0 for as many as there are cores.
+    - `enable_profiling`: a trace is on from the start; `end_profiling`, or the end of the session, writes it to a file
+      in the current folder, whose name begins with `profile_file_prefix`.
+    - `free_dimensions`: name of a dimension -> its size; the model's inputs have that size then.
 
     Raises InvalidOptionError, UnknownOptionError, UnsupportedOptionError.
     """
@@ -206,7 +117,7 @@ class SessionOptions(_Options):
     output_memory: int = DEFAULT_OUTPUT_MEMORY
     config: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._one_of("optimization", OPTIMIZATIONS)
         self._one_of("strategy", STRATEGIES)
         self._boolean("fallback")
@@ -229,12 +140,18 @@ class SessionOptions(_Options):
         self._integer("output_memory", 0)
         self._mapping("config", str, "str")
         self._apply_config()
+        self._check_attributes()
         self._not_yet("prefer", {}, "use `pins`, which are hard.")
 
     @property
     def spin_us(self) -> int:
         """Microseconds for which callers and workers look for what they wait for before they block; 0 by default."""
         return int(self.config.get("spin_us", "0"))
+
+    @property
+    def without_cpu(self) -> bool:
+        """Whether nodes must not fall back to a CPU provider ('session.disable_cpu_ep_fallback')."""
+        return self.config.get(DISABLE_CPU_FALLBACK) == "1"
 
     def _check_fleet(self) -> None:
         if self.fleet is None:
@@ -246,10 +163,19 @@ class SessionOptions(_Options):
         if self.start_deadline != SessionOptions.start_deadline:
             expected = f"{SessionOptions.start_deadline} with a fleet, whose workers have started"
             raise invalid_option("start_deadline", self.start_deadline, expected)
+        if self.intra_op_num_threads:
+            expected = "0 with a fleet, whose workers have their threads; set ProviderSpec(threads=...) there"
+            raise invalid_option("intra_op_num_threads", self.intra_op_num_threads, expected)
 
     def _apply_config(self) -> None:
         for key, text in self.config.items():
+            if key in ENTRIES:
+                self._apply_entry(key, text)
+                continue
             if key not in _CONFIG:
+                if is_foreign_entry(key):
+                    name = f"SessionOptions.config[{key!r}]"
+                    raise unsupported_option(name, text, "that entry is not read; docs/differences.md lists which are.")
                 raise unknown_option(key, list(_CONFIG), "SessionOptions.config")
             accepted = _CONFIG[key]
             if accepted is None:
@@ -266,9 +192,18 @@ class SessionOptions(_Options):
                 name = f"SessionOptions.config[{key!r}]"
                 raise unsupported_option(name, text, "EPContext models are not written yet.")
 
+    def _apply_entry(self, key: str, text: str) -> None:
+        check_entry(key, text)
+        if key == EXTERNAL_FOLDER and text:
+            if not os.path.isdir(text):
+                raise invalid_option(f"config[{key!r}]", text, "an existing folder")
+            if self.base_dir not in (None, os.path.abspath(text)):
+                raise invalid_option(f"config[{key!r}]", text, f"{self.base_dir!r} as in base_dir=")
+            self._set("base_dir", os.path.abspath(text))
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class RunOptions(_Options):
+
+@dataclass(kw_only=True, repr=False)
+class RunOptions(RunAttributes):
     """Options of one run.
 
     - `deadline`: seconds from the call (of `run_async` too, its wait in the queue counts) after which it raises
@@ -276,24 +211,39 @@ class RunOptions(_Options):
     - `partition_deadline`: seconds that a partition of the run may take, looked at four times in that time. A worker
       that takes longer is ended, as if it had crashed.
     - `cancel`: a CancelToken; when it is used the run raises RunCancelledError. One token may serve many runs.
+    - `terminate`: set it to True, from any thread, and runs under way with these options raise RunCancelledError, and
+      so do later ones until it is False again.
 
     None: what the session's options say. A run that was given up stops in its workers at the next step of the `cpu`
-    provider, or the next unit of another one; a worker that does not get there within a second is ended.
+    provider, or the next unit of another one; a worker that does not get there within a second is ended. The other
+    attributes are onnxruntime's, see `docs/differences.md`; they change no result.
     """
 
     deadline: float | None = None
     partition_deadline: float | None = None
     cancel: CancelToken | None = None
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         self._seconds("deadline", optional=True)
         self._seconds("partition_deadline", optional=True)
         if self.cancel is not None and not isinstance(self.cancel, CancelToken):
             raise invalid_option("cancel", self.cancel, "a CancelToken or None")
+        self._check_attributes()
+        token = self.__dict__.get("_terminator")
+        if token is None or token.cancelled and not self.terminate:
+            self._set("_terminator", CancelToken())
+        if self.terminate:
+            self.terminator.cancel()
+
+    @property
+    def terminator(self) -> CancelToken:
+        """What `terminate` uses."""
+        token: CancelToken = self.__dict__["_terminator"]
+        return token
 
 
 @dataclass(frozen=True, repr=False)
-class ProviderSpec(_Options):
+class ProviderSpec(Options):
     """One provider of a session or fleet: its kind, and how its worker process is started.
 
     - `kind`: 'cpu', 'null', 'chaos', 'ort', 'ort:NAME', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells
@@ -433,20 +383,17 @@ def _travels(item: Any) -> bool:
     return item is None or isinstance(item, (str, float, bytes))
 
 
-_NO_OPTIONS = RunOptions()
-
-
-def run_options(value: Any) -> RunOptions:
-    """What the caller gave as `run_options`: None or RunOptions; InvalidOptionError for anything else."""
-    if value is None:
-        return _NO_OPTIONS
-    if isinstance(value, RunOptions):
+def run_options(value: Any) -> RunOptions | None:
+    """What the caller gave as `run_options`, in our form; InvalidOptionError for what is none of either library."""
+    if value is None or isinstance(value, RunOptions):
         return value
-    raise invalid_option("run_options", value, "an outrider.RunOptions or None")
+    if _is_foreign(value, "RunOptions"):
+        return RunOptions(**run_attributes(value))
+    raise invalid_option("run_options", value, "an outrider.RunOptions, an onnxruntime.RunOptions or None")
 
 
-def session_options(sess_options: Any, options: Any) -> tuple[SessionOptions, int | None]:
-    """The options of a session from its two arguments, and the thread count that onnxruntime's options ask for.
+def session_options(sess_options: Any, options: Any) -> SessionOptions:
+    """The options of a session from its two arguments, as a copy that does not change any more.
 
     `sess_options` is SessionOptions of either library, `options` ours; giving both is InvalidOptionError.
     """
@@ -454,63 +401,17 @@ def session_options(sess_options: Any, options: Any) -> tuple[SessionOptions, in
         raise invalid_option("options", options, "one of sess_options and options, not both")
     given = options if options is not None else sess_options
     if given is None:
-        return SessionOptions(), None
+        return SessionOptions().fixed()
     if isinstance(given, SessionOptions):
-        return given, None
-    if options is None and type(given).__module__.partition(".")[0] == "onnxruntime":
-        return from_onnxruntime(given)
+        return given.fixed()
+    if options is None and _is_foreign(given, "SessionOptions"):
+        return SessionOptions(**session_attributes(given)).fixed()
     raise invalid_option(
         "sess_options" if options is None else "options", given,
         "an outrider.SessionOptions" + (" or onnxruntime.SessionOptions" if options is None else ""),
     )  # fmt: skip
 
 
-_FROM_ORT_LEVEL = {
-    "ORT_DISABLE_ALL": "none", "ORT_ENABLE_BASIC": "basic", "ORT_ENABLE_EXTENDED": "all", "ORT_ENABLE_LAYOUT": "all",
-    "ORT_ENABLE_ALL": "all",
-}  # fmt: skip
-# Attributes of onnxruntime.SessionOptions that say how it manages itself, and the two that are read.
-_ORT_SKIPPED = frozenset({
-    "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "log_severity_level", "log_verbosity_level",
-    "logid", "profile_file_prefix", "graph_optimization_level", "intra_op_num_threads",
-})  # fmt: skip
-# Its config entries cannot be listed, so those that people set are asked for by name: key -> the value that holds here.
-_ORT_ENTRIES = {
-    "ep.context_enable": "0", "session.disable_cpu_ep_fallback": "0", "session.disable_quant_qdq": "0",
-    "session.dynamic_block_base": "0", "session.inter_op.allow_spinning": "0", "session.intra_op.allow_spinning": "0",
-    "session.intra_op_thread_affinities": "", "session.load_model_format": "ONNX",
-    "session.model_external_initializers_file_folder_path": "", "session.set_denormal_as_zero": "0",
-    "session.use_env_allocators": "0",
-}  # fmt: skip
-
-
-def from_onnxruntime(sess_options: Any) -> tuple[SessionOptions, int | None]:
-    """Our options and the thread count (None: as many as usable) that an onnxruntime.SessionOptions asks for.
-
-    Read are `graph_optimization_level` and `intra_op_num_threads`. Anything else that was changed and would be missed
-    is UnsupportedOptionError; free-dimension overrides, added initializers and custom-operator libraries leave no trace
-    in that object and cannot be seen.
-    """
-
-    def refuse(name: str, value: Any) -> NoReturn:
-        raise unsupported_option(f"onnxruntime.SessionOptions.{name}", value, "use outrider.SessionOptions.")
-
-    untouched = type(sess_options)()
-    level = _FROM_ORT_LEVEL.get(sess_options.graph_optimization_level.name)
-    if level is None:
-        refuse("graph_optimization_level", sess_options.graph_optimization_level.name)
-    for name in dir(untouched):
-        if name.startswith("_") or name in _ORT_SKIPPED:
-            continue
-        value = getattr(sess_options, name)
-        if not callable(value) and value != getattr(untouched, name):
-            refuse(name, value)
-    for key, held in _ORT_ENTRIES.items():
-        try:
-            entry = sess_options.get_session_config_entry(key)
-        except RuntimeError:  # not set
-            continue
-        if entry != held:
-            refuse(f"get_session_config_entry({key!r})", entry)
-    threads = sess_options.intra_op_num_threads
-    return SessionOptions(optimization=level), threads if threads > 0 else None
+def _is_foreign(value: Any, name: str) -> bool:
+    """Whether it is a `name` of onnxruntime, which need not be imported for that."""
+    return type(value).__name__ == name and type(value).__module__.partition(".")[0] == "onnxruntime"

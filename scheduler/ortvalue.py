@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
+from outrider.scheduler.differences import Explained
 from outrider.scheduler.dlpack import from_dlpack
 from outrider.scheduler.errors import DtypeMismatchError, InputTypeError, ShapeMismatchError
 from outrider.scheduler.nodearg import type_name
@@ -26,7 +27,7 @@ from outrider.shm.user import process_memory
 Array = np.ndarray[Any, Any]
 
 
-class OrtValue:
+class OrtValue(Explained):
     """A tensor, sequence, map or empty optional. Made by one of the functions below, or got from an IOBinding.
 
     `value` is what it holds, `dtype` Outrider's name of its type ('float32', 'sequence(int64)').
@@ -78,6 +79,20 @@ class OrtValue:
             raise unsupported_option("OrtValue.ortvalue_from_shape_and_type.memory_info", None, "memory is the host's")
         kind = numpy_dtype(element_name(element_type))
         return cls(process_memory().empty(kind, checked_shape(shape), "an OrtValue"))
+
+    @classmethod
+    def ortvalue_from_numpy_with_onnx_type(cls, data: Array, /, onnx_element_type: int) -> OrtValue:
+        """The array's bytes as elements of an ONNX type of the same size: uint16 as bfloat16, uint8 as float8e5m2.
+
+        What is written to one is seen in the other. Raises InputTypeError, and InvalidOptionError for a type of
+        another size.
+        """
+        array = _contiguous(_array("ortvalue_from_numpy_with_onnx_type", data))
+        kind = numpy_dtype(element_name(onnx_element_type))
+        if array.dtype.itemsize != kind.itemsize or array.dtype.hasobject:
+            expected = f"an ONNX type of {array.dtype.itemsize} bytes, the size of {array.dtype}"
+            raise invalid_option("onnx_element_type", onnx_element_type, expected)
+        return cls(array.view(kind))
 
     @classmethod
     def from_dlpack(cls, data: Any, /, is_bool_tensor: bool = False) -> OrtValue:

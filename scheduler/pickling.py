@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.scheduler.errors import NotPicklableError
@@ -27,12 +27,12 @@ class Recipe:
     options: SessionOptions
 
     @classmethod
-    def of(cls, model: Any, specs: Sequence[ProviderSpec], options: SessionOptions, threads: int | None) -> Recipe:
-        """`threads`: of each worker whose spec leaves them open."""
+    def of(cls, model: Any, specs: Sequence[ProviderSpec], options: SessionOptions) -> Recipe:
+        """What the arguments of a session come to."""
         named = isinstance(model, (str, os.PathLike))
         return cls(
             os.path.abspath(os.fsdecode(model)) if named else None,
-            [replace(spec, threads=spec.threads or threads) for spec in specs],
+            list(specs),
             options,
         )
 

@@ -27,11 +27,12 @@ CLOSED = "the session was closed"
 class Resources(Closing):
     """All that a session holds, but for itself."""
 
-    def __init__(self, owner: object) -> None:
+    def __init__(self, owner: object, profile: str | None = None) -> None:
+        """`profile`: where a trace goes that is on from the beginning, see `Tracing`."""
         fill_standard_streams()
         self.loaded: LoadedModel | None = None
         self.own_fleet: Fleet | None = None
-        self.tracing = Tracing()
+        self.tracing = Tracing(profile)
         self.asynchronous: AsyncRuns
         self.runner: Runner | None = None
         self.supervisors: dict[Replica, Supervisor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from outrider.providers.wire.spans import timed
@@ -11,6 +12,8 @@ from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
 from outrider.scheduler.closing import check_fork, closed_error
 from outrider.scheduler.deploy import Deployer
+from outrider.scheduler.differences import Explained
+from outrider.scheduler.dropin import accepts, names_given, refuse_cpu, without_arena
 from outrider.scheduler.errors import ProviderUnavailableError
 from outrider.scheduler.execution import Execution
 from outrider.scheduler.feeds import check_feeds, requested_outputs
@@ -20,7 +23,14 @@ from outrider.scheduler.iobinding import IOBinding, empty_for
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.nodearg import NodeArg
-from outrider.scheduler.options import WEIGHING, RunOptions, SessionOptions, invalid_option, session_options
+from outrider.scheduler.options import (
+    WEIGHING,
+    RunOptions,
+    SessionOptions,
+    invalid_option,
+    session_options,
+    unsupported_option,
+)
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
 from outrider.scheduler.passing import PassedOn
@@ -46,7 +56,7 @@ from outrider.shm.processes import forks
 ATTEMPTS = 8  # of a warmup that is interrupted by deaths
 
 
-class InferenceSession:
+class InferenceSession(Explained):
     """One model, placed on workers and ready to run.
 
         with InferenceSession("model.onnx", providers=["my_provider.py:MyProvider", "cpu"]) as session:
@@ -61,6 +71,7 @@ class InferenceSession:
     after it. Pickled, a session from a path is made anew from that path where it is unpickled.
     """
 
+    @accepts(path_or_bytes="model")
     @limits_told()
     def __init__(
         self,
@@ -71,35 +82,41 @@ class InferenceSession:
         *,
         options: SessionOptions | None = None,
     ) -> None:
-        chosen, threads = session_options(sess_options, options)
+        chosen = session_options(sess_options, options)
+        providers, provider_options = without_arena(providers, provider_options)
         shared: Fleet | None = chosen.fleet
         specs = [] if shared is not None else parse_providers(providers, provider_options)
-        self._resources = Resources(self)
+        if chosen.without_cpu:
+            specs = refuse_cpu(specs)
+        self._resources = Resources(self, chosen.profile_file_prefix if chosen.enable_profiling else None)
         tracing = self._resources.tracing
-        self._recipe = Recipe.of(model, specs, chosen, threads)
+        self._recipe = Recipe.of(model, specs, chosen)
         self._forks = forks()
         self._options = chosen
-        self._limited = watch_for(RunOptions(), chosen) is not None
+        self._limited = watch_for(None, chosen) is not None
         try:
             with timed(tracing.recorder, "load", "model") as told:
-                loaded = load_model(model, chosen.base_dir)
+                loaded = load_model(model, chosen.base_dir, free_dimensions=chosen.free_dimensions)
                 told["nodes"] = len(loaded.graph.nodes)
             self._resources.loaded = loaded
             if shared is not None:
                 shared.check_open()
                 fleet = shared
                 workers = fleet.select(providers, provider_options)
+                if chosen.without_cpu:
+                    refuse_cpu([worker.spec for worker in workers])
                 check_pins(loaded, chosen, [worker.spec for worker in workers])
             else:
                 check_pins(loaded, chosen, specs)
                 with timed(tracing.recorder, "start", "workers"):
-                    fleet = Fleet._of(specs, chosen, threads)
+                    fleet = Fleet._of(specs, chosen, chosen.intra_op_num_threads or None)
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:
                 raise ProviderUnavailableError("no provider of this session has started", reason="none started")
             self._fleet = fleet
             self._resources.workers = workers
+            self._names = names_given(providers, [worker.spec for worker in workers])
             self._runner = self._replicated(loaded, fleet, workers, chosen)
             for replica in self._runner.replicas:
                 replica.placer.loaded = self._runner.replicas[0].placer.loaded  # calls are inlined once
@@ -192,8 +209,9 @@ class InferenceSession:
     def io_binding(self) -> IOBinding:
         """Inputs and outputs to bind by reference, for `run_with_iobinding`."""
         self._check_open()
-        return IOBinding(self, self._inputs, self._loaded.defaults, self._loaded.outputs)
+        return IOBinding(self)
 
+    @accepts(iobinding="binding")
     def run_with_iobinding(self, binding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run the model on what `binding` binds; its `get_outputs` has the outputs then.
 
@@ -231,6 +249,12 @@ class InferenceSession:
         self._check_open()
         generation = self._runner.replicas[0].generation
         return empty_for(name, shape, self._inputs, self._loaded.outputs, generation)
+
+    def create_ortvalue_from_shape_and_type(
+        self, shape: Sequence[int], element_type: Any, device_type: str, device_id: int = 0, vendor_id: int = -1
+    ) -> OrtValue:
+        """See `OrtValue.ortvalue_from_shape_and_type`."""
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id, vendor_id)
 
     def _checked(
         self, output_names: Sequence[str] | None, feed: Mapping[str, Any]
@@ -310,8 +334,37 @@ class InferenceSession:
         return self._loaded.metadata
 
     def get_providers(self) -> list[str]:
-        """Names of the providers, in priority order."""
-        return [worker.name for worker in self._resources.workers]
+        """Names of the providers, in priority order: 'CPUExecutionProvider' and its like as they were given."""
+        return [self._names[worker.name] for worker in self._resources.workers]
+
+    def get_provider_options(self) -> dict[str, dict[str, Any]]:
+        """The options of each provider, under the names of `get_providers`."""
+        return {self._names[worker.name]: dict(worker.spec.options) for worker in self._resources.workers}
+
+    def set_providers(
+        self, providers: Sequence[Any] | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Nothing, if these are the providers that the session has; else UnsupportedOptionError: make another one."""
+        asked = parse_providers(providers, provider_options)
+        if asked != [worker.spec for worker in self._resources.workers]:
+            reason = f"this session has {', '.join(self.get_providers())}; make another one with other providers."
+            raise unsupported_option("set_providers", [spec.display for spec in asked], reason)
+
+    def get_session_options(self) -> SessionOptions:
+        """A copy of the session's options."""
+        return replace(self._options)
+
+    def enable_fallback(self) -> None:
+        """Nothing, if the session was made with `fallback=True`, the default; else UnsupportedOptionError."""
+        self._check_fallback("enable_fallback", True)
+
+    def disable_fallback(self) -> None:
+        """Nothing, if the session was made with `SessionOptions(fallback=False)`; else UnsupportedOptionError."""
+        self._check_fallback("disable_fallback", False)
+
+    def _check_fallback(self, method: str, wanted: bool) -> None:
+        if self._options.fallback is not wanted:
+            raise unsupported_option(method, None, f"make the session with SessionOptions(fallback={wanted}).")
 
     def placement(self) -> PlacementReport:
         """Where each node runs and why."""
@@ -351,6 +404,14 @@ class InferenceSession:
         """
         self._check_open()
         self._resources.tracing.stop(path)
+
+    def end_profiling(self) -> str:
+        """Write the profile that `SessionOptions.enable_profiling` began; returns the path of the file.
+
+        It is a trace as `stop_trace` writes it. Raises TraceError when there is none, or it cannot be written.
+        """
+        self._check_open()
+        return self._resources.tracing.end_profile()
 
     def close(self) -> None:
         """Unload the model and, unless the fleet is shared, stop the workers. Results stay valid.

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -19,6 +20,7 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.spans import LIMIT, Args, Recorder, Span, span_of, timed
 from outrider.scheduler import chrome
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.errors import InvalidOptionError, OutriderError, TraceError
 
 if TYPE_CHECKING:
@@ -48,6 +50,16 @@ def asked_for() -> str | None:
         raise InvalidOptionError(
             f"{VARIABLE}={path!r} is not valid: {reason}", name=VARIABLE, value=path, expected="a path for a file"
         )
+    return path
+
+
+def profile_path(prefix: str) -> str:
+    """The file of a profile that begins now. Raises InvalidOptionError when it cannot be made."""
+    path = os.path.abspath(f"{prefix}_{time.strftime('%Y-%m-%d_%H-%M-%S')}.json")
+    reason = unwritable(path)
+    if reason:
+        expected = f"the beginning of a path where a file can be made ({reason})"
+        raise invalid_option("profile_file_prefix", prefix, expected)
     return path
 
 
@@ -140,12 +152,13 @@ def run_traced(
 class Tracing:
     """What start_trace, stop_trace and OUTRIDER_TRACE do to one session. May be used from any thread.
 
-    With OUTRIDER_TRACE a trace is on from the beginning; `start` then takes it over. Raises InvalidOptionError when no
-    file can be made there.
+    With OUTRIDER_TRACE, or the beginning of the name of a `profile`, a trace is on from the beginning; `start` then
+    takes it over. Raises InvalidOptionError when no file can be made there.
     """
 
-    def __init__(self) -> None:
-        self._path = asked_for()
+    def __init__(self, profile: str | None = None) -> None:
+        self._profile = None if profile is None else profile_path(profile)
+        self._path = self._profile or asked_for()
         self._trace = None if self._path is None else SessionTrace()
         self._runner: Runner | None = None
         self._lock = threading.Lock()
@@ -207,8 +220,29 @@ class Tracing:
                 ) from error
             self._trace = self._path = None
 
+    def end_profile(self) -> str:
+        """End the profile that was on from the beginning, and write it; returns the file's path.
+
+        Raises TraceError when there is none, or it cannot be written; then it is kept.
+        """
+        with self._lock:
+            if self._profile is None or self._trace is None:
+                reason = "no profile is on: SessionOptions.enable_profiling begins one with the session"
+                raise TraceError(reason, reason="not started")
+            contents = self._end(self._trace, ANSWER_SECONDS)
+            try:
+                written = chrome.write_beside(self._profile, contents)
+            except OSError as error:
+                reason = f"the profile cannot be written to {self._profile}: {error.strerror}"
+                raise TraceError(reason, path=self._profile, reason=error.strerror) from error
+            self._trace = self._path = self._profile = None
+            return written
+
     def close(self, seconds: float) -> None:
-        """The session ends: write what OUTRIDER_TRACE asked for. Waits `seconds` for another thread that ends it."""
+        """The session ends: write the profile, or what OUTRIDER_TRACE asked for.
+
+        Waits `seconds` for another thread that ends it.
+        """
         if self._trace is None:
             return
         held = False

@@ -114,10 +114,11 @@ class Watch:
         return min([*times, LONGEST]) if times else None
 
 
-def watch_for(given: RunOptions, session: SessionOptions, *tokens: CancelToken) -> Watch | None:
+def watch_for(given: RunOptions | None, session: SessionOptions, *tokens: CancelToken) -> Watch | None:
     """The Watch of a run that begins now; None if nothing limits it. What the run says goes before the session."""
-    deadline = session.deadline if given.deadline is None else given.deadline
-    partition = session.partition_deadline if given.partition_deadline is None else given.partition_deadline
-    if given.cancel is not None:
-        tokens = (*tokens, given.cancel)
+    deadline, partition = session.deadline, session.partition_deadline
+    if given is not None:
+        deadline = deadline if given.deadline is None else given.deadline
+        partition = partition if given.partition_deadline is None else given.partition_deadline
+        tokens = (*tokens, given.terminator) if given.cancel is None else (*tokens, given.terminator, given.cancel)
     return Watch(deadline, partition, tokens) if deadline or partition or tokens else None

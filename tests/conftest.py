@@ -87,10 +87,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = config.stash[FOLDER]
     os.environ.pop("OUTRIDER_PROVIDERS", None)  # providers=None means cpu
     os.environ["OUTRIDER_CACHE"] = os.path.join(config.stash[FOLDER], "cache")  # no verdict of another run counts
-    kernels = cache_folder() / "kernels"  # except compiled kernels, whose names say what they were compiled from
-    kernels.mkdir(exist_ok=True)
     os.mkdir(os.environ["OUTRIDER_CACHE"])
-    os.symlink(kernels, os.path.join(os.environ["OUTRIDER_CACHE"], "kernels"))
+    for name in ("kernels", "suite"):  # except what is named after all that it was made from
+        kept = cache_folder() / name
+        kept.mkdir(exist_ok=True)
+        os.symlink(kept, os.path.join(os.environ["OUTRIDER_CACHE"], name))
     os.environ[MARK] = f"{os.getpid()}-{os.path.basename(config.stash[FOLDER])}"
     config.stash[GUARD] = HangGuard()
 

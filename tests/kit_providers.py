@@ -1,6 +1,8 @@
 """Providers that use the optional parts of the contract, one each, and say in `stats()` what they saw."""
 
 import dataclasses
+import os
+import signal
 import threading
 
 import numpy
@@ -272,3 +274,109 @@ class OneThread(Small):
     def stats(self):
         self.noted("stats")
         return {"threads": len(self.threads), "calls": sorted(self.calls)}
+
+
+class Rewriting(Small):
+    """Makes Abs of each Neg whose result only an Abs reads, and of an Add of a constant a Sub of another one."""
+
+    merge = True
+
+    def rewrite(self, unit):
+        how = self.options.get("how")
+        if how == "raises":
+            raise ArithmeticError("no idea")
+        if how == "no unit":
+            return list(unit.nodes)
+        if how == "outputs":
+            return dataclasses.replace(unit, outputs=unit.outputs[:0])
+        if how == "lost":
+            return unit.replaced(unit.nodes[1:])
+        if how == "twice":
+            return unit.replaced([unit.nodes[0], *unit.nodes])
+        if how == "unmade":
+            return unit.replaced(unit.nodes[:-1])
+        nodes, constants, skipped = [], {}, {}
+        for node in unit.nodes:
+            if node.op_type == "Neg":
+                skipped[node.outputs[0].name] = node.inputs[0]
+                continue
+            inputs = tuple(skipped.get(value.name, value) for value in node.inputs)
+            if node.op_type == "Add" and inputs[1].name in unit.constants:
+                minus = dataclasses.replace(inputs[1], name=f"-{inputs[1].name}")
+                constants[minus.name] = -unit.constants[inputs[1].name]
+                node = dataclasses.replace(node, op_type="Sub", lowered=None)
+                inputs = (inputs[0], minus)
+            nodes.append(dataclasses.replace(node, inputs=inputs))
+        return unit.replaced(nodes, constants)
+
+    def compile(self, unit):
+        self.compiled = [node.op_type for node in unit.nodes]
+
+        def run(inputs):
+            known = dict(zip((value.name for value in unit.inputs), inputs, strict=True))
+            for node in unit.nodes:
+                read = [known[v.name] if v.name in known else unit.constants[v.name] for v in node.inputs]
+                known[node.outputs[0].name] = FUNCTIONS[node.op_type](*read)
+            return [known[value.name] for value in unit.outputs]
+
+        return run
+
+    def stats(self):
+        return {"compiled": self.compiled}
+
+
+class RewritesModels(Rewriting):
+    wants_model = True
+
+
+class OnlySaves(Small):
+    def save(self, compiled):
+        return b""
+
+
+class Keeping(Small):
+    """Keeps what it compiled: the name of the operator. The option `log` names a file that tells of each call."""
+
+    def setup(self, context):
+        super().setup(context)
+        self.version = context.options.get("version", "1")
+        self.how = context.options.get("how")
+
+    def note(self, what):
+        with open(self.options["log"], "a") as file:
+            file.write(f"{what}\n")
+
+    def compile(self, unit):
+        self.note(f"compile {unit.nodes[0].op_type}")
+        made = self.made(unit, unit.nodes[0].op_type)
+        made.unit = unit
+        return made
+
+    def made(self, unit, operator):
+        arrange = self.arguments(unit)
+
+        def run(inputs):
+            return [FUNCTIONS[operator](*arrange(inputs))]
+
+        return run
+
+    def save(self, compiled):
+        if self.how == "save raises":
+            raise ArithmeticError("too big to save")
+        if self.how == "save text":
+            return "text"
+        if self.how == "save nothing":
+            return None
+        return compiled.unit.nodes[0].op_type.encode()
+
+    def load(self, unit, state):
+        self.note(f"load {bytes(state).decode()}")
+        if self.how == "load raises":
+            raise ArithmeticError("cannot make sense of it")
+        if os.path.exists(self.options["log"] + ".deadly"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.made(unit, bytes(state).decode())
+
+
+class KeepingPerShape(Keeping):
+    per_signature = True

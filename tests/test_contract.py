@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 
 from outrider.providers.contract import Capabilities, Graph, Node, Value
 from outrider.providers.traits import lacking
+from outrider.providers.wire import lasting
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions, errors
 from tests.builders import chain, model, node, tensor
 
@@ -318,3 +320,148 @@ def test_everything_is_called_from_one_thread() -> None:
                 stats.append(told(session, "OneThread"))
     assert [one["threads"] for one in stats] == [1] * 4
     assert stats[-1]["calls"] == ["claim", "compile", "run", "setup", "stats", "unload"]
+
+
+# rewrite ------------------------------------------------------------------------------------------------------------
+def to_be_rewritten() -> onnx.ModelProto:
+    nodes = [node("Neg", "x", "a", "neg"), node("Abs", "a", "b", "abs"), node("Add", "b w", "y", "add")]
+    return model(nodes, [tensor("x", ["N", 4])], [tensor("y", ["N", 4])], {"w": X[0]})
+
+
+@pytest.mark.parametrize("level", ["none", "basic", "all"])
+def test_a_provider_rewrites_its_units_before_they_are_compiled(level: str) -> None:
+    options = SessionOptions(optimization=level)
+    with InferenceSession(to_be_rewritten(), providers=[kit("Rewriting")], options=options) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.abs(X) + X[0])
+        assert [one.name for one in session.placement().nodes] == ["neg", "abs", "add"]
+        stats = told(session, "Rewriting")
+    if level == "none":
+        assert stats["compiled"] == ["Neg", "Abs", "Add"] and "nodes_rewritten" not in stats
+    else:
+        assert stats["compiled"] == ["Abs", "Sub"]
+        assert (stats["nodes_before"], stats["nodes_rewritten"]) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raises", "ArithmeticError: no idea"),
+        ("no unit", r"rewrite\(\) returned a list, no Unit"),
+        ("outputs", "other outputs than the unit has"),
+        ("lost", "a node 'abs' that reads 'a', which nothing before it makes"),
+        ("twice", "a node 'neg' that makes 'a', which is there already"),
+        ("unmade", "no node that makes 'y'"),
+    ],
+)
+def test_a_rewrite_that_stands_for_something_else_is_refused(how: str, words: str) -> None:
+    with InferenceSession(to_be_rewritten(), providers=[(kit("Rewriting"), {"how": how}), "cpu"]) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.abs(X) + X[0])
+        report = session.placement()
+    assert {one.provider for one in report.nodes} == {"cpu"}
+    assert any(re.search(words, note) for note in report.notes), report.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("RewritesModels", "do not go together"), ("OnlySaves", r"save\(\) and load\(\) are defined together")],
+)
+def test_methods_that_do_not_go_together_refuse_to_start(name: str, words: str) -> None:
+    with pytest.raises(errors.ProviderUnavailableError, match=words):
+        InferenceSession(chain("Relu"), providers=[kit(name)])
+
+
+# save and load ------------------------------------------------------------------------------------------------------
+class Kept:
+    """Sessions of a provider that keeps what it compiled, one after the other, and what was called for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+
+    def calls(self, *operators: str, name: str = "Keeping", rows: tuple[int, ...] = (3,), **options: Any) -> list[str]:
+        self.log.write_text("")
+        spec = (kit(name), {"log": str(self.log), **options})
+        level = SessionOptions(optimization=options.pop("level", "all"))
+        with InferenceSession(chain(*operators), providers=[spec], options=level) as session:
+            for count in rows:
+                expected = X[:count]
+                for one in operators:
+                    expected = relu(expected) if one == "Relu" else -expected
+                np.testing.assert_array_equal(session.run(None, {"x": X[:count]})[0], expected)
+            self.stats = told(session, name)
+        return self.log.read_text().splitlines()
+
+    def files(self) -> list[Path]:
+        return sorted((self.folder / "cache" / "compiled").glob("*"))
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return Kept(tmp_path)
+
+
+def test_what_was_compiled_is_kept_for_later_processes(kept: Kept) -> None:
+    assert kept.calls("Relu", "Neg") == ["compile Relu", "compile Neg"]
+    assert kept.stats["states_saved"] == 2 and len(kept.files()) == 2
+    assert kept.calls("Relu", "Neg") == ["load Relu", "load Neg"]
+    assert kept.stats["states_loaded"] == 2
+    assert kept.calls("Relu", "Neg", version="2") == ["compile Relu", "compile Neg"]
+    assert kept.calls("Relu", "Neg", other=1) == ["compile Relu", "compile Neg"]
+    assert kept.calls("Relu", "Relu")[0] == "load Relu"  # the same unit in another model
+    assert kept.calls("Relu", "Neg") == ["load Relu", "load Neg"]
+
+
+def test_each_signature_is_kept(kept: Kept) -> None:
+    name = "KeepingPerShape"
+    assert kept.calls("Neg", name=name, rows=(1, 2, 1)) == ["compile Neg"] * 2
+    assert kept.calls("Neg", name=name, rows=(2, 3, 1)) == ["load Neg", "compile Neg", "load Neg"]
+
+
+def test_a_state_that_does_not_load_is_dropped_and_compiled_anew(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    kept.calls("Neg", how="load raises")
+    before = kept.files()
+    assert kept.calls("Neg", how="load raises") == ["load Neg", "compile Neg"]
+    assert kept.stats["states_dropped"] == kept.stats["states_saved"] == 1
+    assert kept.files() == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+def test_a_damaged_state_is_never_loaded(kept: Kept, damage: str) -> None:
+    kept.calls("Neg")
+    (file,) = kept.files()
+    data = file.read_bytes()
+    file.write_bytes({"cut": data[:-1], "changed": data[:-1] + b"?", "empty": b""}[damage])
+    assert kept.calls("Neg") == ["compile Neg"]
+    assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize("how", ["save raises", "save nothing"])
+def test_what_cannot_be_saved_runs_all_the_same(kept: Kept, how: str) -> None:
+    assert kept.calls("Neg", how=how) == ["compile Neg"]
+    assert kept.files() == []
+
+
+def test_what_is_saved_must_be_bytes(kept: Kept) -> None:
+    with pytest.raises(errors.UnsupportedOpError, match=r"save\(\) must return bytes or None, not str"):
+        kept.calls("Neg", how="save text")
+
+
+def test_a_state_over_which_a_worker_died_is_dropped(kept: Kept) -> None:
+    kept.calls("Neg")
+    deadly = kept.folder / "log.deadly"
+    deadly.touch()
+    assert kept.calls("Neg") == ["load Neg", "compile Neg"]  # it died of the first, and its successor knows
+    assert [file.suffix for file in kept.files()] == [".state"]
+    deadly.unlink()
+    assert kept.calls("Neg") == ["load Neg"]
+
+
+def test_states_are_bounded(tmp_path: Path) -> None:
+    for i in range(6):
+        assert lasting.write_bytes(str(tmp_path / f"{i}.state"), b"x" * 10, b"y" * 10)
+        os.utime(tmp_path / f"{i}.state", ns=(i, i))
+    lasting.bound(str(tmp_path), ".state", 4)
+    assert sorted(file.name[0] for file in tmp_path.iterdir()) == ["2", "3", "4", "5"]
+    lasting.bound(str(tmp_path), ".state", 4, 50)
+    assert sorted(file.name[0] for file in tmp_path.iterdir()) == ["4", "5"]

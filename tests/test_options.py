@@ -10,6 +10,7 @@ import pytest
 
 import outrider
 from outrider.scheduler.cancelling import CancelToken
+from outrider.scheduler.dropin_options import ExecutionMode, ExecutionOrder, SessionAttributes
 from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
 from outrider.scheduler.options import (
     ProviderSpec,
@@ -33,13 +34,24 @@ def defaults(kind):
 def test_defaults_of_the_public_interface():
     got = defaults(SessionOptions)
     assert got.pop("output_memory") > 0
+    theirs = {one.name for one in dataclasses.fields(SessionAttributes)} - {"optimization", "config"}
+    assert {name: got.pop(name) for name in theirs} == {
+        "intra_op_num_threads": 0, "inter_op_num_threads": 0, "execution_mode": ExecutionMode.ORT_SEQUENTIAL,
+        "execution_order": ExecutionOrder.DEFAULT, "enable_profiling": False,
+        "profile_file_prefix": "onnxruntime_profile_", "optimized_model_filepath": "", "enable_cpu_mem_arena": True,
+        "enable_mem_pattern": True, "enable_mem_reuse": True, "log_severity_level": -1, "log_verbosity_level": 0,
+        "logid": "", "use_deterministic_compute": False, "use_per_session_threads": True, "free_dimensions": {},
+    }  # fmt: skip
     assert got == {
         "optimization": "all", "strategy": "priority", "fallback": True, "replay": True, "deadline": None,
         "partition_deadline": None, "start_deadline": 30, "claim_deadline": 60, "load_deadline": 600,
         "max_in_flight": 2, "queue": "block", "queue_size": 64, "pins": {}, "prefer": {}, "fleet": None,
         "base_dir": None, "spares": 0, "config": {},
     }  # fmt: skip
-    assert defaults(RunOptions) == {"deadline": None, "partition_deadline": None, "cancel": None}
+    assert defaults(RunOptions) == {
+        "deadline": None, "partition_deadline": None, "cancel": None, "terminate": False, "log_severity_level": -1,
+        "log_verbosity_level": 0, "logid": "", "only_execute_path_to_fetches": False, "config": {},
+    }  # fmt: skip
     assert defaults(ProviderSpec) == {
         "name": None, "python": None, "env": {}, "threads": None, "cpus": None, "nice": None, "memory_limit": None,
         "required": "start", "options": {}, "debug": False, "wrap": [],
@@ -143,8 +155,11 @@ def test_options_do_not_change_after_the_check(tmp_path):
     assert options.pins == {"a": "cpu"}
     with pytest.raises(TypeError):
         options.pins["b"] = 1
-    with pytest.raises(AttributeError):
-        options.strategy = "cost"
+    taken = session_options(options, None)
+    options.strategy = "cost"
+    assert (taken.strategy, options.strategy) == ("priority", "cost")
+    with pytest.raises(AttributeError, match="of a session do not change"):
+        taken.strategy = "cost"
     with pytest.raises(InvalidOptionError):
         dataclasses.replace(options, max_in_flight=0)
     assert dataclasses.replace(options, max_in_flight=1).base_dir == str(tmp_path)
@@ -168,12 +183,13 @@ def test_cancel_token():
 
 def test_which_options_a_session_takes():
     ours = SessionOptions(optimization="basic")
-    assert session_options(None, None) == (SessionOptions(), None)
-    assert session_options(ours, None) == session_options(None, ours) == (ours, None)
+    assert session_options(None, None) == SessionOptions()
+    assert session_options(ours, None) == session_options(None, ours) == ours
     for bad in [(ours, ours), ({}, None), (None, {}), (None, onnxruntime.SessionOptions())]:
         with pytest.raises(InvalidOptionError):
             session_options(*bad)
-    assert run_options(None) == RunOptions()
+    assert run_options(None) is None
+    assert run_options(given := RunOptions(deadline=1)) is given
     with pytest.raises(InvalidOptionError):
         run_options({"deadline": 1})
 
@@ -189,14 +205,16 @@ def test_onnxruntime_options_are_read(level, ours):
     theirs.intra_op_num_threads = 3
     theirs.log_severity_level = 0
     theirs.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    assert session_options(theirs, None) == (SessionOptions(optimization=ours), 3)
-    assert session_options(onnxruntime.SessionOptions(), None) == (SessionOptions(), None)
+    entries = {"session.intra_op.allow_spinning": "0"}
+    expected = SessionOptions(optimization=ours, intra_op_num_threads=3, log_severity_level=0, config=entries)
+    assert session_options(theirs, None) == expected
+    assert session_options(onnxruntime.SessionOptions(), None) == SessionOptions()
 
 
 @pytest.mark.parametrize(
     ("attribute", "value"),
-    [("execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL), ("inter_op_num_threads", 2),
-     ("enable_profiling", True), ("optimized_model_filepath", "x.onnx"), ("use_deterministic_compute", True)],
+    [("execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL), ("optimized_model_filepath", "x.onnx"),
+     ("use_deterministic_compute", True)],
 )  # fmt: skip
 def test_onnxruntime_options_that_cannot_be_kept(attribute, value):
     theirs = onnxruntime.SessionOptions()

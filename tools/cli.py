@@ -21,6 +21,7 @@ from outrider import __version__
 from outrider.scheduler import errors
 from outrider.tools import doctor, inspect, run
 from outrider.tools.bench import command as bench
+from outrider.tools.conformance import command as conformance
 from outrider.tools.inputs import DataFileError
 from outrider.tools.text import visible
 
@@ -61,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     shown = "show tracebacks, and what workers print"
     parser.add_argument("--debug", action="store_true", help=shown)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (run, inspect, doctor, bench):
+    for module in (run, inspect, doctor, conformance, bench):
         module.add_parser(commands)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=shown)

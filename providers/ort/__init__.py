@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from outrider.providers.contract import (
@@ -17,6 +17,7 @@ from outrider.providers.contract import (
     Program,
     Provider,
     Run,
+    RunInto,
     Unit,
     Value,
 )
@@ -29,14 +30,6 @@ from outrider.providers.ort.sessions import Builder, Built
 from outrider.providers.wire.dtypes import PACKED
 from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.onnx_model import is_declarable
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """See `pieces.Attempt`."""
-
-    built: Built
-    left: frozenset[str]
 
 
 class OrtProvider(Provider):
@@ -82,13 +75,15 @@ class OrtProvider(Provider):
         """Sessions for the unit. Raises ClaimBrokenError for nodes that the execution provider does not run."""
         model = unit.model
         assert model is not None
-        mine = {node.name for node in unit.nodes}
+        mine = frozenset(node.name for node in unit.nodes)
         ep, fallback = self._builder.ep, self._options.cpu_fallback
 
-        def attempt(nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]) -> _Attempt:
+        def attempt(
+            nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]
+        ) -> tuple[Built, frozenset[str]]:
             built = self._builder.build(model, nodes, inputs, outputs, unit.optimization)
-            left = [names for name, names in built.groups if name != ep.name and not fallback]
-            return _Attempt(built, mine.intersection(frozenset[str]().union(*left)))
+            left = frozenset[str]().union(*(names for name, names in built.groups if name != ep.name))
+            return built, frozenset() if fallback else mine & left
 
         pieces = cut(unit, attempt, said)
         if pieces.refused:
@@ -98,7 +93,7 @@ class OrtProvider(Provider):
         self._programs += 1
         return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters)
 
-    def unload(self, compiled: Run | Program) -> None:
+    def unload(self, compiled: Run | RunInto | Program) -> None:
         """Frees the sessions of a unit."""
         assert isinstance(compiled, OrtProgram)
         self._programs -= 1

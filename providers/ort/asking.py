@@ -12,7 +12,7 @@ import numpy as np
 
 from outrider.providers.contract import Claim, Decline, Graph, Node, Value
 from outrider.providers.ort.claims import Found, Item, Raised, Search, Taken
-from outrider.providers.ort.library import CPU, said
+from outrider.providers.ort.library import said
 from outrider.providers.ort.pieces import LEFT
 from outrider.providers.ort.sessions import Builder
 
@@ -78,12 +78,12 @@ def _asked(
         raise
     except Exception as error:  # onnxruntime's kinds have no common class
         return Raised(said(error, 160))
-    wanted = {builder.ep.name, CPU} if fallback else {builder.ep.name}
-    taken = [names for ep, names in built.groups if ep in wanted]
-    left = frozenset[str]().union(*(names for ep, names in built.groups if ep not in wanted))
-    position = {node.name: i for node, i in zip(nodes, positions, strict=True)}
-    whole = {node.name for node in nodes if _has_all(node, left)}
-    groups = [frozenset(position[name] for name in names if name in whole) for names in taken]
+    if builder.ep.own_cpu or fallback:  # what is built runs, also what went by other names
+        return Taken(tuple(frozenset([i]) for i in positions))
+    left = frozenset[str]().union(*(names for ep, names in built.groups if ep != builder.ep.name))
+    position = {node.name: i for node, i in zip(nodes, positions, strict=True) if _has_all(node, left)}
+    taken = [names for ep, names in built.groups if ep == builder.ep.name]
+    groups = [frozenset(position[name] for name in names if name in position) for names in taken]
     return Taken(tuple(group for group in groups if group))
 
 

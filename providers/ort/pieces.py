@@ -9,33 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from outrider.providers.contract import Node, Unit, Value
+from outrider.providers.ort.sessions import Built
 
 LEFT = "the execution provider leaves it to onnxruntime's CPU provider"
 LIMIT = 200  # builds for one unit
 
 
-class Attempt(Protocol):
-    """What came of a build: the session, and the nodes, by name, that the execution provider does not run."""
-
-    built: Any
-    left: frozenset[str]
-
-
-Try = Callable[[Sequence[Node], Sequence[Value], Sequence[Value]], Attempt]
+# Builds a session; with the names of the nodes that the execution provider does not run.
+Attempt = Callable[[Sequence[Node], Sequence[Value], Sequence[Value]], tuple[Built, frozenset[str]]]
 
 
 @dataclass
 class Pieces:
     """The sessions of a unit in order, and the nodes that none of them takes, each with its reason."""
 
-    built: list[Any] = field(default_factory=list)
+    built: list[Built] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def cut(unit: Unit, attempt: Try, reason: Callable[[Exception], str]) -> Pieces:
+def cut(unit: Unit, attempt: Attempt, reason: Callable[[Exception], str]) -> Pieces:
     """Sessions for a unit. `attempt` builds one and raises what onnxruntime raises; `reason` words that.
 
     MemoryError passes through.
@@ -51,15 +45,15 @@ def cut(unit: Unit, attempt: Try, reason: Callable[[Exception], str]) -> Pieces:
             pieces.refused.update((node.name, told) for left in (nodes, *waiting) for node in left)
             break
         try:
-            tried = attempt(*part_of(unit, nodes))
+            built, left = attempt(*part_of(unit, nodes))
         except MemoryError:
             raise
         except Exception as error:  # onnxruntime's kinds have no common class
             left, why = frozenset(node.name for node in nodes), reason(error)
         else:
-            left, why = tried.left, LEFT
+            why = LEFT
             if not left:
-                pieces.built.append(tried.built)
+                pieces.built.append(built)
                 continue
         if len(nodes) == 1:
             pieces.refused[nodes[0].name] = why

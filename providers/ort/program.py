@@ -42,7 +42,7 @@ class _Step:
 
     session: Any
     binding: Any
-    late: list[tuple[str, str]] = field(default_factory=list)  # (name in the session, value)
+    late: list[str] = field(default_factory=list)
     fresh: list[tuple[int, str, str]] = field(default_factory=list)  # (position, name in the session, value)
 
 
@@ -57,11 +57,10 @@ class OrtProgram(Program):
         self._counters = counters
         self._values = {value.name: value for node in unit.nodes for value in node.outputs}
         self._values.update((value.name, value) for value in (*unit.inputs, *unit.outputs))
-        self._types = {
-            name: str(told.type)
-            for piece in pieces
-            for name, told in zip(piece.makes, piece.session.get_outputs(), strict=True)
-        }
+        told = [one for piece in pieces for one in zip(piece.makes, piece.session.get_outputs(), strict=True)]
+        self._types = {name: str(one.type) for name, one in told}
+        # An empty shape is a scalar's, or not known.
+        self._inferred = {name: tuple(one.shape) for name, one in told if one.shape and all(map(_is_extent, one.shape))}
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         """See `Program.bind`. The callable raises KernelError with the node that onnxruntime names."""
@@ -79,14 +78,13 @@ class OrtProgram(Program):
         symbols = symbols_of(self._unit.inputs, inputs)
         outputs = [value.name for value in self._unit.outputs]
         for i, value in enumerate(self._unit.outputs):
-            shape = known_shape(value, symbols)
-            if shape is not None and value.name in self._types:
+            if (shape := self._shape(value, symbols)) is not None:
                 arrays[value.name] = place(i, value.dtype, shape)
         placed = frozenset(arrays)
-        for name in self._types:  # between two sessions
-            shape = known_shape(self._values[name], symbols) if name in self._values else None
-            if name not in outputs and shape is not None:
-                arrays[name] = np.empty(shape, numpy_dtype(self._values[name].dtype))
+        between = [self._values[name] for name in self._types if name not in outputs and name in self._values]
+        for value in between:
+            if (shape := self._shape(value, symbols)) is not None:
+                arrays[value.name] = np.empty(shape, numpy_dtype(value.dtype))
         steps = [self._step(piece, arrays) for piece in self.pieces]
         results: list[Any] = [None] * len(outputs)
         if len(steps) == 1 and not steps[0].fresh:
@@ -100,11 +98,11 @@ class OrtProgram(Program):
         returned = [(i, name) for i, name in enumerate(outputs) if name not in placed]
         counters = self._counters
 
-        def run(_: Sequence[Any], keep: Mapping[str, np.ndarray] = arrays) -> Sequence[Any]:
+        def run(given: Sequence[Any], keep: Mapping[str, np.ndarray] = arrays) -> Sequence[Any]:
             made: dict[str, Any] = {}
             for step in steps:
-                for name, value in step.late:
-                    step.binding.bind_ortvalue_input(name, made[value])
+                for name in step.late:
+                    step.binding.bind_ortvalue_input(name, made[name])
                 for _, name, _ in step.fresh:
                     step.binding.bind_output(name)
                 step.session.run_with_iobinding(step.binding)
@@ -112,12 +110,19 @@ class OrtProgram(Program):
                     got = step.binding.get_outputs()
                     made.update((value, got[position]) for position, _, value in step.fresh)
             counters.returned += len(returned)
-            answer = list(results)
-            for i, name in returned:
-                answer[i] = array_of(made[name])
+            answer: list[Any] = [None] * len(outputs)
+            for at, name in returned:
+                answer[at] = array_of(made[name])
             return answer
 
         return run
+
+    def _shape(self, value: Value, symbols: Mapping[str, int] | None) -> tuple[int, ...] | None:
+        """What inference tells of an output or inner value for these inputs: Outrider's, else onnxruntime's."""
+        if symbols is None or value.name not in self._types or not has_address(value.dtype):
+            return None
+        shape = known_shape(value, symbols)
+        return self._inferred.get(value.name) if shape is None else shape
 
     def _step(self, piece: Built, arrays: Mapping[str, np.ndarray]) -> _Step:
         step = _Step(piece.session, piece.session.io_binding())
@@ -125,7 +130,7 @@ class OrtProgram(Program):
             if name in arrays:
                 step.binding.bind_input(name, "cpu", 0, *self._address(name, arrays[name]))
             else:
-                step.late.append((name, name))
+                step.late.append(name)
         for position, (name, value) in enumerate(zip(piece.outputs, piece.makes, strict=True)):
             if value in arrays:
                 step.binding.bind_output(name, "cpu", 0, *self._address(value, arrays[value]))
@@ -218,12 +223,21 @@ def symbols_of(values: Iterable[Value], items: Iterable[Any]) -> dict[str, int] 
     return symbols
 
 
-def known_shape(value: Value, symbols: Mapping[str, int] | None) -> tuple[int, ...] | None:
-    """The shape of an output or inner value in a run with these symbols; None where it is not known."""
-    if symbols is None or value.shape is None or not has_address(value.dtype):
+def known_shape(value: Value, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
+    """The declared shape of a value in a run with these symbols; None where it is not known."""
+    if value.shape is None:
         return None
-    shape = tuple(symbols.get(dim) if isinstance(dim, str) else dim for dim in value.shape)
-    return None if None in shape else shape  # type: ignore[return-value]
+    shape: list[int] = []
+    for dim in value.shape:
+        extent = symbols.get(dim) if isinstance(dim, str) else dim
+        if extent is None:
+            return None
+        shape.append(extent)
+    return tuple(shape)
+
+
+def _is_extent(dim: Any) -> bool:
+    return isinstance(dim, int) and dim >= 0
 
 
 def array_of(value: Any) -> np.ndarray:
@@ -235,5 +249,5 @@ def array_of(value: Any) -> np.ndarray:
         return array
     shape = tuple(value.shape())
     memory = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(value.data_ptr())
-    memory.keep = value  # type: ignore[attr-defined]
+    memory.keep = value
     return np.frombuffer(memory, dtype).reshape(shape)

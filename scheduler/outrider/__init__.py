@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from outrider import scheduler as scheduler
     from outrider.scheduler import (
         CancelToken,
+        ExecutionMode,
+        ExecutionOrder,
         Fleet,
+        GraphOptimizationLevel,
         InferenceSession,
+        IOBinding,
         ModelMetadata,
         NodeArg,
         OrtValue,
@@ -28,14 +32,25 @@ if TYPE_CHECKING:
         ProviderSpec,
         RunOptions,
         SessionOptions,
+        disable_telemetry_events,
         errors,
+        get_all_providers,
+        get_available_providers,
+        get_build_info,
+        get_device,
+        get_version_string,
         read_providers,
+        set_default_logger_severity,
+        set_default_logger_verbosity,
     )
 
 __version__ = "0.1.0"
 __all__ = [
-    "CancelToken", "Fleet", "InferenceSession", "ModelMetadata", "NodeArg", "OrtValue", "PlacementReport",
-    "ProviderSpec", "RunOptions", "SessionOptions", "errors", "read_providers",
+    "CancelToken", "ExecutionMode", "ExecutionOrder", "Fleet", "GraphOptimizationLevel", "IOBinding",
+    "InferenceSession", "ModelMetadata", "NodeArg", "OrtValue", "PlacementReport", "ProviderSpec", "RunOptions",
+    "SessionOptions", "disable_telemetry_events", "errors", "get_all_providers", "get_available_providers",
+    "get_build_info", "get_device", "get_version_string", "read_providers", "set_default_logger_severity",
+    "set_default_logger_verbosity",
 ]  # fmt: skip
 
 
@@ -48,9 +63,7 @@ if not TYPE_CHECKING:  # a misspelt name is an error for a type checker too
         scheduler = importlib.import_module("outrider.scheduler")
         if name == "scheduler":
             return scheduler
-        if name not in __all__:
-            raise AttributeError(f"module 'outrider' has no attribute {name!r}; it offers {', '.join(__all__)}")
-        return getattr(scheduler, name)
+        return getattr(scheduler, name) if name in __all__ else scheduler.__getattr__(name)
 
 
 def __dir__() -> list[str]:

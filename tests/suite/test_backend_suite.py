@@ -14,8 +14,8 @@ import pytest
 
 import outrider
 from outrider.scheduler.errors import OutriderError, ProviderUnavailableError, WorkerDiedError
-from tests.suite.cases import Case, Suite, load_suite
-from tests.suite.compare import difference
+from outrider.tools.conformance.compare import difference
+from outrider.tools.conformance.suite import Case, Suite, load_suite
 
 CHUNKS = 20
 LEAST_PASSES = 1900

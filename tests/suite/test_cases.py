@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from tests.suite.cases import load_suite
-from tests.suite.compare import difference
+from outrider.tools.conformance.compare import difference
+from outrider.tools.conformance.suite import load_suite
 
 pytestmark = pytest.mark.fast
 

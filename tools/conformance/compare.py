@@ -23,9 +23,11 @@ def difference(expected: Sequence[Any], got: Sequence[Any], rtol: float, atol: f
 
 def _one(want: Any, have: Any, rtol: float, atol: float) -> str | None:
     if want is None or isinstance(want, list):
-        if type(have) is not type(want):
-            return f"{type(have).__name__} instead of {type(want).__name__}"
-        return difference(want, have, rtol, atol) if isinstance(want, list) else None
+        if want is None and have is None:
+            return None
+        if isinstance(want, list) and isinstance(have, list):
+            return difference(want, have, rtol, atol)
+        return f"{type(have).__name__} instead of {type(want).__name__}"
     if not isinstance(have, np.ndarray):
         return f"{type(have).__name__} instead of an array"
     if have.shape != want.shape:

@@ -1,4 +1,4 @@
-"""ONNX's backend test suite, loaded once and kept in the cache folder.
+"""ONNX's backend test suite, loaded once and kept in `$OUTRIDER_CACHE/suite`.
 
 The suite generates its node cases in Python at import, which costs 7 to 17 s per process. Here every case is written
 once to one file, under a folder named after the versions of onnx and numpy, and read back one at a time: model bytes,
@@ -22,9 +22,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tests.models import cache_folder
+from outrider.providers.wire.lasting import VARIABLE
+from outrider.scheduler.cache import cache_folder
+from outrider.scheduler.options import invalid_option
 
 KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
+_FOLDER = "a folder that can be written to, where the cases of ONNX's suite are kept"
 FORMAT = 1  # of the cache; count it up when `_encode` or `_write` change
 
 
@@ -63,20 +66,31 @@ class Suite:
 
 
 def load_suite() -> Suite:
-    """The suite of the installed onnx, from the cache if it is there."""
-    folder = cache_folder() / f"suite-{FORMAT}-onnx-{onnx.__version__}-numpy-{np.__version__}"
+    """The suite of the installed onnx, from the cache if it is there. Raises InvalidOptionError without a cache."""
+    base = cache_folder()
+    if base is None:
+        raise invalid_option(VARIABLE, None, _FOLDER)
+    folder = Path(base, "suite", f"{FORMAT}-onnx-{onnx.__version__}-numpy-{np.__version__}")
     if not folder.exists():
-        with tempfile.TemporaryDirectory(prefix="suite-", dir=cache_folder()) as scratch:
-            part = Path(scratch) / "part"
-            part.mkdir()
-            _write(part)
-            try:
-                os.rename(part, folder)
-            except OSError:
-                if not folder.exists():  # else another process was quicker
-                    raise
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as scratch:
+                part = Path(scratch) / "part"
+                part.mkdir()
+                _write(part)
+                _move(part, folder)
+        except OSError as error:
+            raise invalid_option(VARIABLE, base, f"{_FOLDER} ({error})") from error
     index = msgpack.unpackb((folder / "index.msgpack").read_bytes())
     return Suite(folder / "cases.bin", {name: (offset, size) for name, offset, size in index})
+
+
+def _move(part: Path, folder: Path) -> None:
+    try:
+        os.rename(part, folder)
+    except OSError:
+        if not folder.exists():  # else another process was quicker
+            raise
 
 
 def _write(folder: Path) -> None:
@@ -100,7 +114,7 @@ def _generate() -> Iterator[dict[str, Any]]:
             elif case.model_dir is not None:
                 model, data = _from_folder(Path(case.model_dir))
             else:
-                model, data = _light(Path(onnx.__file__).parent.parent / case.url)
+                model, data = _light(Path(onnx.__file__).parent.parent / str(case.url))
             names = _fed(model)
             yield {
                 "name": case.name,
@@ -110,7 +124,7 @@ def _generate() -> Iterator[dict[str, Any]]:
                 "model": model.SerializeToString(),
                 "data": [
                     (dict(zip(names, map(_encode, inputs), strict=False)), [_encode(item) for item in outputs])
-                    for inputs, outputs in data
+                    for inputs, outputs in data or ()
                 ],
             }
 

@@ -1,0 +1,1 @@
+"""`outrider conformance SPEC`: contract and operator cases against any provider, in its own process."""

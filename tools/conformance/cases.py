@@ -1,0 +1,104 @@
+"""All cases in the order in which they run, one result after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from outrider.tools.conformance.contract import BASIC, CONTRACTS, WHOLE, Contract, WholeContract
+from outrider.tools.conformance.operators import SUITE, Case, Selection, own_cases, suite_cases
+from outrider.tools.conformance.outcomes import HANG, PASS, UNSUPPORTED, Outcome
+from outrider.tools.conformance.running import Rig
+from outrider.tools.conformance.specimens import SPECIMENS, Specimen, built
+from outrider.tools.conformance.suite import load_suite
+
+CONTRACT = "contract"  # the first part of a case's name
+MOST_HANGS = 20  # after so many nothing more is tried, so that a run ends
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case and what became of it. `group`: the operator or specimen that it is about, '' for the provider as a
+    whole; `checks` and `remedy`: of contract cases; `seconds`: how long it took."""
+
+    name: str
+    group: str
+    outcome: Outcome
+    seconds: float = 0.0
+    checks: str = ""
+    remedy: str = ""
+
+
+def results(rig: Rig, selection: Selection, quick: bool, shapes_only: bool, tell: Tell) -> Iterator[Result]:
+    """Contract cases, the own operator cases, and without `quick` those of ONNX's suite.
+
+    `shapes_only`: no values are compared, and contract cases, which compare them, are left out. `tell` hears the name
+    of each case as it begins. Ends early after `MOST_HANGS` cases that hang.
+    """
+    hangs = 0
+    for one in _all(rig, selection, quick, shapes_only, tell):
+        yield one
+        hangs += one.outcome.kind == HANG
+        if hangs == MOST_HANGS:
+            return
+
+
+def _all(rig: Rig, selection: Selection, quick: bool, shapes_only: bool, tell: Tell) -> Iterator[Result]:
+    if not shapes_only:
+        yield from _contract_results(rig, selection, tell)
+    for case in own_cases(selection):
+        yield _operator_result(rig, case, shapes_only, tell)
+    if not quick and selection.family(SUITE):
+        for case in suite_cases(load_suite(), selection):
+            yield _operator_result(rig, case, shapes_only, tell)
+
+
+def _operator_result(rig: Rig, case: Case, shapes_only: bool, tell: Tell) -> Result:
+    tell(case.name)
+    begun = time.monotonic()
+    return Result(case.name, case.group, case.run(rig, shapes_only), time.monotonic() - begun)
+
+
+def _contract_results(rig: Rig, selection: Selection, tell: Tell) -> Iterator[Result]:
+    named = [f"{CONTRACT}/{one.name}/{specimen.name}" for specimen in SPECIMENS for one in (BASIC, *CONTRACTS)]
+    if not any(map(selection.name, named + [f"{CONTRACT}/{one.name}" for one in WHOLE])):
+        return
+    taken: list[Specimen] = []
+    for specimen in SPECIMENS:
+        graph = built(specimen)
+        if not selection.content(Case(specimen.name, graph.proto.SerializeToString(), [], 0, 0)):
+            continue
+        basic = _contract_result(rig, BASIC, specimen, tell)
+        if selection.name(basic.name):
+            yield basic
+        if basic.outcome.kind == PASS:
+            taken.append(specimen)
+    for one in CONTRACTS:
+        for specimen in filter(one.suits, taken):
+            if selection.name(f"{CONTRACT}/{one.name}/{specimen.name}"):
+                yield _contract_result(rig, one, specimen, tell)
+    for whole in WHOLE:
+        if selection.name(f"{CONTRACT}/{whole.name}"):
+            yield _whole_result(rig, whole, taken, tell)
+
+
+def _contract_result(rig: Rig, one: Contract, specimen: Specimen, tell: Tell) -> Result:
+    name = f"{CONTRACT}/{one.name}/{specimen.name}"
+    tell(name)
+    begun = time.monotonic()
+    outcome = rig.run(lambda: one.check(rig, specimen))
+    return Result(name, specimen.group, outcome, time.monotonic() - begun, one.checks, one.remedy)
+
+
+def _whole_result(rig: Rig, one: WholeContract, taken: list[Specimen], tell: Tell) -> Result:
+    name = f"{CONTRACT}/{one.name}"
+    tell(name)
+    begun = time.monotonic()
+    if taken:
+        outcome = rig.run(lambda: one.check(rig, taken))
+    else:
+        outcome = Outcome(UNSUPPORTED, "it takes no specimen that it answers rightly")
+    return Result(name, "", outcome, time.monotonic() - begun, one.checks, one.remedy)
