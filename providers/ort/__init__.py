@@ -28,7 +28,6 @@ from outrider.providers.ort.pieces import cut
 from outrider.providers.ort.program import Counters, OrtProgram
 from outrider.providers.ort.sessions import Builder, Built
 from outrider.providers.wire.dtypes import PACKED
-from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.onnx_model import is_declarable
 
 
@@ -88,8 +87,7 @@ class OrtProvider(Provider):
         pieces = cut(unit, attempt, said)
         if pieces.refused:
             reason = "; ".join(dict.fromkeys(pieces.refused.values()))
-            names = list(pieces.refused)
-            raise ClaimBrokenError(f"{first_names(names)}: {reason}", nodes=names, reason=reason)
+            raise ClaimBrokenError(reason, nodes=list(pieces.refused), reason=reason)
         self._programs += 1
         return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters)
 
