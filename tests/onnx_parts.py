@@ -56,10 +56,13 @@ def opened(model: Any, **more: Any) -> Iterator[tuple[Graph, OnnxModel]]:
         loaded.store.close()
 
 
-def options() -> onnxruntime.SessionOptions:
-    """As written, on one thread, and silent."""
+AS_WRITTEN = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
+def options(level: onnxruntime.GraphOptimizationLevel = AS_WRITTEN) -> onnxruntime.SessionOptions:
+    """On one thread, and silent."""
     made = onnxruntime.SessionOptions()
-    made.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    made.graph_optimization_level = level
     made.intra_op_num_threads = 1
     made.log_severity_level = 4
     return made
@@ -95,12 +98,14 @@ def session(model: OnnxModel, part: Part) -> tuple[onnxruntime.InferenceSession,
     return onnxruntime.InferenceSession(part.data, made, providers=["CPUExecutionProvider"]), values
 
 
-def direct(model: onnx.ModelProto, feed: Mapping[str, Any]) -> list[Any]:
+def direct(
+    model: onnx.ModelProto, feed: Mapping[str, Any], level: onnxruntime.GraphOptimizationLevel = AS_WRITTEN
+) -> list[Any]:
     """The whole model in onnxruntime, as it was written but for names of nodes, which must differ there."""
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     for node in walk_nodes(copy.graph.node):
         node.name = ""
-    made = onnxruntime.InferenceSession(copy.SerializeToString(), options(), providers=["CPUExecutionProvider"])
+    made = onnxruntime.InferenceSession(copy.SerializeToString(), options(level), providers=["CPUExecutionProvider"])
     results: list[Any] = made.run(None, dict(feed))
     return results
 
