@@ -28,7 +28,6 @@ from outrider.providers.ort.pieces import cut
 from outrider.providers.ort.program import Counters, OrtProgram
 from outrider.providers.ort.sessions import Builder, Built
 from outrider.providers.wire.dtypes import PACKED
-from outrider.providers.wire.onnx_model import is_declarable
 
 
 class OrtProvider(Provider):
@@ -47,7 +46,6 @@ class OrtProvider(Provider):
         self._builder = Builder(self._ort, ep, self._options, context.threads)
         self._counters = Counters()
         self._programs = 0
-        self._asked: tuple[Graph, dict[str, str]] | None = None
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
         """What the execution provider takes: see `claims.py`."""
@@ -63,15 +61,18 @@ class OrtProvider(Provider):
             if node.name in model.foreign:
                 return model.foreign[node.name]
             passed = [value for value in (*node.inputs, *node.captures) if value.name not in graph.constants]
-            if not all(is_declarable(value) for value in passed if value.name):
-                return "the type of what it reads is not known"
             packed = sorted({value.dtype for value in (*passed, *node.outputs) if value.dtype in PACKED})
             return f"it passes on {', '.join(packed)}, which onnxruntime packs" if packed else ""
 
         return claims_of(graph, self._builder, barred, self._options.cpu_fallback)
 
-    def compile(self, unit: Unit) -> Program:
+    def compile(self, unit: Unit) -> Run | Program:
         """Sessions for the unit. Raises ClaimBrokenError for nodes that the execution provider does not run."""
+        compiled = self._compiled(unit) if unit.outputs else _nothing
+        self._programs += 1
+        return compiled
+
+    def _compiled(self, unit: Unit) -> OrtProgram:
         model = unit.model
         assert model is not None
         mine = frozenset(node.name for node in unit.nodes)
@@ -88,14 +89,13 @@ class OrtProvider(Provider):
         if pieces.refused:
             reason = "; ".join(dict.fromkeys(pieces.refused.values()))
             raise ClaimBrokenError(reason, nodes=list(pieces.refused), reason=reason)
-        self._programs += 1
-        return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters)
+        return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters, self._compiled)
 
     def unload(self, compiled: Run | RunInto | Program) -> None:
         """Frees the sessions of a unit."""
-        assert isinstance(compiled, OrtProgram)
         self._programs -= 1
-        compiled.unload()
+        if isinstance(compiled, OrtProgram):
+            compiled.unload()
 
     def stats(self) -> Mapping[str, Any]:
         """Programs loaded, sessions built so far (questions included), runs bound, outputs returned by value."""
@@ -106,3 +106,8 @@ class OrtProvider(Provider):
             "sessions_built": self._builder.built,
             **asdict(self._counters),
         }
+
+
+def _nothing(inputs: Sequence[Any]) -> Sequence[Any]:
+    """The run of a unit whose outputs nobody reads."""
+    return []
