@@ -8,11 +8,12 @@ from typing import Any
 
 from outrider.providers.wire.failures import first_names
 from outrider.providers.wire.graph import Graph, Node, TensorRef
+from outrider.scheduler.candidates import candidates
 from outrider.scheduler.costs import value_bytes
 from outrider.scheduler.fleet import Fleet
 from outrider.scheduler.numbering import Blueprint, UnitGraphs
 from outrider.scheduler.options import AT_ONCE
-from outrider.scheduler.placement import Placer
+from outrider.scheduler.placement import NOT_CLAIMED, Placer
 from outrider.scheduler.planning import CALLER
 from outrider.scheduler.replica import Replica
 from outrider.scheduler.report import (
@@ -35,6 +36,7 @@ def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fle
     """The report of a placed model: partitions and transfers of every replica, each node where the first has it."""
     counts = dict.fromkeys((worker.name for worker in workers), 0)
     held: dict[str, dict[str, int]] = {name: {} for name in counts}
+    operators: dict[str, Counter[str]] = {name: Counter() for name in counts}  # of the first replica
     idle: dict[str, str] = {}
     partitions: list[PlacedPartition] = []
     transfers: list[Transfer] = []
@@ -46,6 +48,9 @@ def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fle
         for owner in plan.owner:
             if owner is not None:
                 counts[names[owner]] += 1
+        for i, owner in enumerate(plan.owner):
+            if owner is not None and number == 0:
+                operators[names[owner]][replica.blueprint.graph.nodes[i].label] += 1
         idle.update((name, _why_idle(placer, i)) for i, name in enumerate(names) if not counts[name])
     health = fleet.health()
     model = replicas[0].placer.model
@@ -58,6 +63,7 @@ def placement_report(replicas: Sequence[Replica], workers: Sequence[Worker], fle
             health[worker.name].get("reason", "") or ("" if counts[worker.name] else idle[worker.name]),
             health[worker.name].get("seconds"),
             tuple(fleet.quarantine.holds(model, worker.name)),
+            tuple(sorted(operators[worker.name].items())),
         )
         for worker in workers
     ]
@@ -108,11 +114,12 @@ def _nodes(replica: Replica) -> list[PlacedNode]:
         for node in plan.units[unit].nodes
     }
     placed = []
+    offered = candidates(placer)
     for i, node in enumerate(replica.blueprint.graph.nodes):
         owner = plan.owner[i]
         name = None if owner is None else placer.workers[owner].name
         served = placer.answers.reference(0 if owner is None else owner, node.name)
-        placed.append(PlacedNode(node.name, node.op_type, node.domain, name, partition_of.get(i), served))
+        placed.append(PlacedNode(node.name, node.op_type, node.domain, name, partition_of.get(i), served, *offered[i]))
     return placed
 
 
@@ -156,11 +163,25 @@ def _why_idle(placer: Placer, provider: int) -> str:
     if not claimed and any(held == provider for held, _ in placer.answers.withheld):
         return "all that it claims is quarantined"
     if not claimed:
-        return "it claims none of the nodes"
+        return _why_nothing_claimed(placer, provider)
     owners = {owner for i in claimed for owner in [placer.plan.owner[i]] if owner is not None}
     if not owners:
         return "it claims constants only, which their readers compute"
     return f"all that it claims went to {', '.join(placer.workers[owner].name for owner in sorted(owners))}"
+
+
+def _why_nothing_claimed(placer: Placer, provider: int) -> str:
+    """With the reason that it gives, or gives most often."""
+    refused = [name for one, name in placer.answers.refused if one == provider]
+    reasons = Counter(placer.answers.reason(provider, name) for name in refused)
+    story = "it could not compile what it claimed"
+    if not refused:
+        reasons = Counter(placer.answers.reason(provider, node.name) for node in placer.graph.nodes)
+        story = "it claims none of the nodes"
+    reason, count = min(reasons.items(), key=lambda one: (-one[1], one[0]), default=(NOT_CLAIMED, 0))
+    if reason == NOT_CLAIMED:
+        return story
+    return f"{story}: {reason}" + (f" ({count} of {reasons.total()})" if len(reasons) > 1 else "")
 
 
 def session_stats(runner: Runner, workers: Sequence[Worker], fleet: Fleet) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def accepts(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
                     keywords[ours] = keywords.pop(theirs)
             return method(*args, **keywords)
 
+        called.__dict__["renamed"] = renamed
         return called
 
     return decorate

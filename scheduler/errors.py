@@ -30,9 +30,10 @@ from outrider.shm.errors import (
 
 __all__ = [
     "ChannelClosedError", "ChannelFullError", "ClaimBrokenError", "ClaimError", "ConfigEntryNotFoundError",
-    "DescriptorError", "DtypeMismatchError", "ForkedSessionError", "InputNotFoundError", "InputTypeError",
-    "InvalidOptionError", "KernelError", "LayoutError", "ModelLimitError", "ModelLoadError", "ModelNotFoundError",
-    "NoSuchNameError", "NotPicklableError", "OutOfMemoryError", "OutputNotFoundError", "OutriderError",
+    "DescriptorError", "DtypeMismatchError", "ForkedSessionError", "HeterogeneousPlacementRequiredError",
+    "InputNotFoundError", "InputTypeError", "InvalidOptionError", "KernelError", "LayoutError", "ModelLimitError",
+    "ModelLoadError", "ModelNotFoundError", "NoSuchNameError", "NotPicklableError", "OutOfMemoryError",
+    "OutputNotFoundError", "OutriderError",
     "PinDeclinedError", "PinNotFoundError", "ProtocolMismatchError", "ProviderContractError",
     "ProviderUnavailableError", "QueueFullError", "RankMismatchError", "RunCancelledError", "RunTimeoutError",
     "SessionClosedError", "ShapeMismatchError", "SymbolConflictError", "TraceError", "UnknownOptionError",
@@ -130,6 +131,15 @@ class UnsupportedOpError(OutriderError, NotImplementedError):
     """
 
     _fields = ("op_type", "domain", "node", "opset", "reason", "execution_providers", "groups", "nodes")
+
+
+class HeterogeneousPlacementRequiredError(OutriderError, RuntimeError):
+    """A provider with `required='all'` does not have every node. `nodes`: those it does not have, in graph order.
+
+    `groups`: why, as the placement report has it (see UnsupportedOpError).
+    """
+
+    _fields = ("provider", "nodes", "groups")
 
 
 class PinDeclinedError(OutriderError, ValueError):

@@ -30,13 +30,11 @@ class Execution:
         supervisors: Mapping[Replica, Supervisor],
         passed_on: PassedOn,
         defaults: Mapping[str, Any],
-        fallback: bool,
     ) -> None:
         self._runner = runner
         self._supervisors = supervisors
         self._passed_on = passed_on
         self._defaults = defaults
-        self._fallback = fallback
 
     def run(
         self,
@@ -100,10 +98,11 @@ class Execution:
         """A provider cannot compile a unit for a new shape: have the plan made anew. False if that is not wanted."""
         replica = slot.replica
         generation = replica.generation
-        names = [worker.name for worker in replica.placer.workers]
-        if not self._fallback or generation is None or error.provider not in names or not error.nodes:
+        placer = replica.placer
+        worker = next((one for one in placer.workers if one.name == error.provider), None)
+        if worker is None or not placer.replaceable(worker) or generation is None or not error.nodes:
             return False
-        self._supervisors[replica].refuse(generation.number, list(error.nodes), error.provider, str(error.reason))
+        self._supervisors[replica].refuse(generation.number, list(error.nodes), worker.name, str(error.reason))
         return True
 
     def _run_in(

@@ -26,6 +26,7 @@ from outrider.scheduler.muster import Muster
 from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions, invalid_option
 from outrider.scheduler.pickling import refusing
 from outrider.scheduler.probing import Probes
+from outrider.scheduler.requiring import nobody, not_started
 from outrider.scheduler.restarts import Quarantine
 from outrider.scheduler.shortage import limits_told
 from outrider.scheduler.specs import parse_providers, target
@@ -40,12 +41,16 @@ STATS_SECONDS = 10.0
 class Fleet:
     """Started workers, one per provider, shared by the sessions that name it in `SessionOptions(fleet=...)`.
 
-    `providers` as for `InferenceSession`. Raises ProviderUnavailableError if one that is required does not start (then
-    nothing is left running), and the errors of provider entries. A context manager; `close` is idempotent.
+    `providers` as for `InferenceSession`. Raises ProviderUnavailableError if one that is required does not start, or
+    none does (then nothing is left running), and the errors of provider entries. A context manager; `close` is
+    idempotent.
     """
 
     def __init__(self, providers: Sequence[Any] | None) -> None:
         self._setup(parse_providers(providers), SessionOptions(), None)
+        if not self.workers:
+            self.close()
+            raise nobody(self._absent)
 
     @classmethod
     def _of(
@@ -70,6 +75,7 @@ class Fleet:
         self._absent: dict[str, str] = {}
         self.quarantine = Quarantine()
         probes = Probes(specs if probe else [], options.start_deadline, options.claim_deadline)
+        self._alone = len(specs) == 1
         for spec in specs:
             self._miss(spec, probes.refusal(spec) or interpreters.check(spec, options.start_deadline))
         wanted = [_threads(spec) or threads for spec in specs if computes(spec)]
@@ -101,7 +107,7 @@ class Fleet:
         """Do without this provider, if there is an error; raise that if it is required."""
         if error is not None:
             if spec.required:
-                raise error
+                raise not_started(error, others=not self._alone) from error
             self._absent[spec.display] = str(error.reason)
 
     # The user's side ------------------------------------------------------------------------------------------------
@@ -175,15 +181,16 @@ class Fleet:
     def select(self, providers: Any, provider_options: Any = None) -> list[Worker]:
         """The workers that these entries name, in this order; all of them for None.
 
-        An entry may repeat the settings of its worker. Raises InvalidOptionError for others, which the worker, being
-        started, cannot take, and ProviderUnavailableError for a provider that the fleet does not have.
+        An entry may repeat the settings of its worker. Providers that the fleet does without are left out, since none
+        of them was required. Raises InvalidOptionError for other settings, which the worker, being started, cannot
+        take, and ProviderUnavailableError for a provider that the fleet never had, or where nobody is left.
         """
         if providers is None:
             if provider_options is not None:
                 expected = "None with a fleet: its workers have started with theirs"
                 raise invalid_option("provider_options", provider_options, expected)
             return self.workers
-        known = {worker.name: worker for worker in self.workers}
+        known = {worker.name: worker for worker in self._monitor.workers}
         if isinstance(providers, (list, tuple)):
             providers = [known[one].spec if isinstance(one, str) and one in known else one for one in providers]
         chosen = []
@@ -194,7 +201,10 @@ class Fleet:
             if spec.kind != worker.spec.kind or spec not in (worker.spec, ProviderSpec(spec.kind, spec.name)):
                 raise invalid_option("providers", spec, f"{spec.display!r} as the fleet has started it: {worker.spec}")
             chosen.append(worker)
-        return chosen
+        there = [worker for worker in chosen if worker.name not in self._absent]
+        if not there:
+            raise nobody({worker.name: self._absent[worker.name] for worker in chosen})
+        return there
 
     def _unknown(self, name: str) -> ProviderUnavailableError:
         """The error for a provider that the fleet does not have, or does without."""

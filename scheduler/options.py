@@ -251,7 +251,9 @@ class ProviderSpec(Options):
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
     - `threads`: CPU threads, None for all usable cores; with strategy 'pipeline' or 'replicate' the session's workers
       share those evenly.
-    - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped.
+    - `required`: 'start', the session fails if this provider does not start; False, it is reported and skipped; 'all',
+      as 'start', and every node must be this provider's, now and after any death (constants that are folded do not
+      count): else HeterogeneousPlacementRequiredError, before any worker compiles.
     - `options`: passed to the provider's `setup(context)` as `context.options`; plain data: text, numbers, bytes, None,
       and lists and dicts of these.
     - `cpus`: the cores that the worker may use; `threads` is then by default their number. `nice`: its niceness, 19 the
@@ -270,7 +272,6 @@ class ProviderSpec(Options):
       or newer and numpy there, and nothing else; Outrider comes along. A provider that is not ours is found on that
       environment's path. PYTHONPATH and PYTHONHOME of this process are not passed on, those in `env` are.
 
-    `required='all'` is not built yet.
     `outrider.scheduler.specs.parse_provider` checks and completes `kind`.
     """
 
@@ -303,8 +304,6 @@ class ProviderSpec(Options):
                 raise invalid_option("options", self.options, expected)
         self._boolean("debug")
         self._set_python()
-        if self.required == "all":
-            raise unsupported_option("ProviderSpec.required", "all", "pin '*' to the provider instead.")
         self._set_cpus()
         self._integer("nice", -20, 19, optional=True)
         self._integer("memory_limit", 1, optional=True)

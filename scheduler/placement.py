@@ -44,6 +44,7 @@ from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.onnx_form import onnx_form
 from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
 from outrider.scheduler.report import Refusal, group_declines
+from outrider.scheduler.requiring import not_all
 from outrider.scheduler.strategy import Decision, Question, decide, teams
 from outrider.scheduler.trace import spanned
 from outrider.scheduler.worker import Incarnation, Worker
@@ -208,6 +209,7 @@ class Placer:
         self.nodes: list[planning.PlanNode]
         self.decision: Decision
         self.measured: list[tuple[list[int], float]] = []  # nodes, and the seconds that they took together
+        self.measured_by: dict[int, int] = {}  # node -> the provider that took them
         self.sizes: Mapping[str, int] = {}  # of symbolic dimensions, as far as they are known
         self._offers: list[planning.Offer]
         self._rounds = 0
@@ -227,8 +229,8 @@ class Placer:
     def place(self) -> Blueprint:
         """Ask, plan, and return what to deploy.
 
-        Raises UnsupportedOpError, PinDeclinedError, PinNotFoundError, UnknownProviderError, ClaimError, and the
-        errors of workers.
+        Raises UnsupportedOpError, HeterogeneousPlacementRequiredError, PinDeclinedError, PinNotFoundError,
+        UnknownProviderError, ClaimError, and the errors of workers.
         """
         self._serialize()
         self._ask(self.graph)
@@ -285,6 +287,9 @@ class Placer:
                 provider=names[provider],
                 reason=reason,
             )
+        for provider, worker in enumerate(self.workers):
+            if worker.spec.required == "all":
+                self._check_all(provider)
         if self.plan.unclaimed:
             for lost in self._lost.values():  # that may be why
                 raise lost from self._unsupported()
@@ -305,12 +310,34 @@ class Placer:
             spin_us=self.options.spin_us,
         )
 
+    def replaceable(self, worker: Worker) -> bool:
+        """Whether what this worker claims may go to another one, when it dies or cannot compile it."""
+        return self.options.fallback and worker.spec.required != "all"
+
+    def _check_all(self, provider: int) -> None:
+        """Raises HeterogeneousPlacementRequiredError unless the plan gives every node to this provider."""
+        name = self.workers[provider].name
+        elsewhere = [i for i, owner in enumerate(self.plan.owner) if owner is not None and owner != provider]
+        missing = []
+        for i in sorted({*elsewhere, *self.plan.unclaimed}):
+            node, owner = self.graph.nodes[i], self.plan.owner[i]
+            reason = self.answers.reason(provider, node.name)
+            if self.answers.claimed(provider, node.name):
+                reason = "it claims it, but the claim cannot be kept"
+                if owner is not None:
+                    reason += f"; {self.workers[owner].name} has it, by its place in the list or a pin"
+            missing.append(Refusal(node.name, node.op_type, node.domain, name, reason))
+        if missing:
+            raise not_all(name, missing, sum(owner is not None for owner in self.plan.owner) + len(self.plan.unclaimed))
+
     def learn(self, took: Sequence[tuple[list[int], float]], sizes: Mapping[str, int]) -> Blueprint:
         """Plan with what was measured: nodes (positions), and the seconds that they took together in one run.
 
         `sizes`: of symbolic dimensions in those runs.
         """
         self.measured, self.sizes = list(took), sizes
+        owners = {node: self.plan.owner[node] for nodes, _ in took for node in nodes}
+        self.measured_by = {node: owner for node, owner in owners.items() if owner is not None}
         return self.replan()
 
     def refuse(self, blueprint: Blueprint, refused: Sequence[RefusedUnit]) -> None:
@@ -321,7 +348,7 @@ class Placer:
             nodes = list(one.nodes) or [self.graph.nodes[i].name for i in unit]
             reason, traceback = one.reason, one.traceback
             worker = self.workers[placed.provider].name
-            if not self.options.fallback:
+            if not self.replaceable(self.workers[placed.provider]):
                 raise ClaimBrokenError(
                     f"provider {worker} claimed {first_names(nodes)} and cannot compile it: {reason}",
                     provider=worker,
@@ -416,7 +443,7 @@ class Placer:
     def _lose(self, position: int, error: WorkerDiedError | ProviderUnavailableError) -> None:
         """Go on without what a provider would have claimed, with `fallback` and another provider; else raise."""
         worker = self.workers[position]
-        if not self.options.fallback or len(self._lost) + 1 >= len(self.workers) or self.deployer.fleet.closed:
+        if not self.replaceable(worker) or len(self._lost) + 1 >= len(self.workers) or self.deployer.fleet.closed:
             raise error
         self._lost[position] = error
         told = f"{worker.name}: {_how_lost(error)}"
@@ -460,7 +487,9 @@ class Placer:
         return planning.plan(self.nodes, self._offers, traits, outputs, assignment, preferred)
 
     def _decide(self, assignment: Mapping[int, int]) -> Decision:
-        """The plan of the session's strategy, from one by priority that can run."""
+        """The plan of the session's strategy, from one by priority that can run; that itself where it is required."""
+        if any(worker.spec.required == "all" for worker in self.workers):
+            return Decision(self.plan)
 
         def make(preferred: Collection[int]) -> planning.Plan:
             return self._make(assignment, preferred) if preferred else self._planned(assignment)

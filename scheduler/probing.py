@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -32,7 +33,7 @@ from outrider.scheduler.model import load_model
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.onnx_form import onnx_form
 from outrider.scheduler.options import ProviderSpec, invalid_option
-from outrider.scheduler.provider_file import foreign_files, loads
+from outrider.scheduler.provider_file import is_foreign, loads
 from outrider.scheduler.story import last_words
 from outrider.scheduler.verdicts import Verdict
 from outrider.scheduler.worker import Worker
@@ -50,7 +51,7 @@ def wanted() -> bool:
 
 def probed(spec: ProviderSpec) -> bool:
     """Whether a provider is one of somebody else's, and none that is being debugged."""
-    return foreign_files(spec) != [] and not spec.debug
+    return is_foreign(spec) and not spec.debug
 
 
 def small_graph() -> Graph:
@@ -197,7 +198,9 @@ def refused(spec: ProviderSpec, verdict: Verdict, kept: str | None) -> ProviderU
         lasting = (
             f" It is not started again before {until}, unless its files or its options change or {kept} is removed."
         )
-    again = f"`outrider doctor --probe '{spec.kind}'` probes it again"
+    plain = not spec.env and set(spec.options) <= {"library", "registration", "custom_ops"}  # others may be secrets
+    told = shlex.quote(str(spec)) if plain else f"'{spec.kind}?...'"
+    again = f"`outrider doctor --probe {told}` probes it again"
     reason = f"its probe at {when} failed: {verdict.reason}.{lasting} {again}"
     story = f"\n{verdict.story}" if verdict.story else ""
     return ProviderUnavailableError(

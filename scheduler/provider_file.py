@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.specs import target
@@ -15,13 +14,18 @@ _ORT_OWN = ("", "CPUExecutionProvider")  # what `ort` and `ort:NAME` name that i
 _ORT_LIBRARIES = ("library", "custom_ops")  # options of `ort` that are paths
 
 
+def is_foreign(spec: ProviderSpec) -> bool:
+    """Whether a provider runs somebody else's code."""
+    found = target(spec.kind)
+    return not found.kind or (found.kind == "ort" and (found.part not in _ORT_OWN or bool(_libraries(spec))))
+
+
 def foreign_files(spec: ProviderSpec) -> list[str] | None:
-    """The files of somebody else's code that a provider starts with; [] if it has none, None if they cannot be told."""
+    """The files of somebody else's code that a provider starts with, as far as they are told; None if none can be."""
     found = target(spec.kind)
     if found.kind == "ort":
-        return _ort_files(spec, found.part)
-    if found.kind:
-        return []
+        runtime = _module_file("onnxruntime") if spec.python is None else None
+        return [*_libraries(spec), *([] if runtime is None else [runtime])]
     # Which modules another interpreter would find is not known here.
     file = found.file if spec.python is not None else provider_file(spec.kind)
     return [file] if file else None
@@ -35,18 +39,6 @@ def loads(spec: ProviderSpec) -> str:
 
 def _libraries(spec: ProviderSpec) -> list[str]:
     return [path for option in _ORT_LIBRARIES for path in _paths(spec.options.get(option))]
-
-
-def _ort_files(spec: ProviderSpec, part: str) -> list[str]:
-    """Its libraries, and what tells which ONNX Runtime loads them."""
-    libraries = _libraries(spec)
-    if not libraries and part in _ORT_OWN:
-        return []
-    if spec.python is not None:  # an installation there changes the time of its folder
-        packages = Path(os.path.abspath(os.fspath(spec.python))).parent.parent.glob("lib/python*/site-packages")
-        return [*libraries, *map(str, packages)]
-    runtime = _module_file("onnxruntime")
-    return libraries if runtime is None else [*libraries, runtime]
 
 
 def _paths(given: object) -> list[str]:

@@ -134,7 +134,7 @@ class Replica:
         self.placer = placer
         self.deployer = deployer
         self.slots = [Slot(self, index, bell, Spin(spin_us)) for index, bell in enumerate(bells)]
-        self.recovery = recovery.Recovery(placer.options.replay, placer.options.fallback)
+        self.recovery = recovery.Recovery(placer.options.replay, all(map(placer.replaceable, placer.workers)))
         self.supervise: Callable[[Replica, int, Incarnation], None] = lambda replica, generation, died: None
         self.respare: Callable[[Worker], None] = lambda worker: None
         self.reconsider: Callable[[Worker], None] = lambda worker: None

@@ -5,6 +5,7 @@ Plain frozen data without any reference to the session. Domains are written out 
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +30,41 @@ class PlacedPartition:
     replica: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class NodeClaim:
+    """A provider's offer for a node. `cost`: seconds in a run.
+
+    `source`: 'claimed', the provider said so; 'measured', by `warmup`; 'estimated', from operator and shapes, and with
+    an unknown part that is left out unless it is `exact`. What is known of several nodes is shared out among them.
+    """
+
+    provider: str
+    cost: float
+    source: str
+    exact: bool = True
+
+    def __str__(self) -> str:
+        bound = "" if self.exact else "at least "
+        return f"{self.provider}: {bound}{format_seconds(self.cost)} {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDecline:
+    """A provider does not take a node, or may not, for this reason."""
+
+    provider: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.provider}: {self.reason}"
+
+
 @dataclass(frozen=True)
 class PlacedNode:
     """One node of the model.
 
     `provider` and `partition` are None for a constant that its consumers compute for themselves. `reference`: served by
-    `onnx.reference`, a stop-gap.
+    `onnx.reference`, a stop-gap. `claims`, `declines`: of every provider that was asked one or the other, by priority.
     """
 
     name: str
@@ -43,6 +73,20 @@ class PlacedNode:
     provider: str | None
     partition: int | None
     reference: bool = False
+    claims: tuple[NodeClaim, ...] = ()
+    declines: tuple[NodeDecline, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """'ai.onnx::Relu'."""
+        return f"{self.domain or 'ai.onnx'}::{self.op}"
+
+    @property
+    def place(self) -> str:
+        """'cpu, partition 0', or 'constant'; and whether it is served by a stop-gap."""
+        if self.partition is None:
+            return self.provider or "constant"
+        return f"{self.provider}, partition {self.partition}" + (" (onnx.reference)" if self.reference else "")
 
 
 @dataclass(frozen=True)
@@ -60,7 +104,8 @@ class PlacedProvider:
     """One provider, in priority order. `reason` says why one did not start or got nothing, '' otherwise.
 
     `seconds`: how long it is in a state that ends by time, 'back-off' or 'open'. `quarantined`: the nodes of each
-    partition of this model that the provider gets no more.
+    partition of this model that the provider gets no more. `operators`: (operator, how many nodes of it), of what it
+    got, sorted.
     """
 
     name: str
@@ -70,6 +115,7 @@ class PlacedProvider:
     reason: str = ""
     seconds: float | None = None
     quarantined: tuple[tuple[str, ...], ...] = ()
+    operators: tuple[tuple[str, int], ...] = ()
 
     @property
     def standing(self) -> str:
@@ -153,9 +199,11 @@ class PlacementReport:
         """Lists of plain dicts.
 
         `partitions` [{id, provider, nodes, weight_bytes}] with the names of the nodes, `nodes` [{name, op, domain,
-        provider, partition, reference}], `transfers` [{value, from, to, bytes}], `declines` [{domain, op, provider,
-        reason, count, examples}], `providers` [{name, state, nodes, weight_bytes}] with the number of nodes, and with
-        `seconds` and `quarantined` (lists of names) where there are any.
+        provider, partition, reference, claims, declines}] with claims [{provider, cost, source, exact}] (seconds, see
+        NodeClaim) and declines [{provider, reason}], `transfers` [{value, from, to, bytes}], `declines` [{domain, op,
+        provider, reason, count, examples}], `providers` [{name, state, reason, nodes, weight_bytes, operators}] with
+        the number of nodes, in all and of each operator, and with `seconds` and `quarantined` (lists of names) where
+        there are any.
         """
         return {
             "partitions": [
@@ -166,6 +214,11 @@ class PlacementReport:
                 {
                     "name": one.name, "op": one.op, "domain": one.domain or "ai.onnx", "provider": one.provider,
                     "partition": one.partition, "reference": one.reference,
+                    "claims": [
+                        {"provider": claim.provider, "cost": claim.cost, "source": claim.source, "exact": claim.exact}
+                        for claim in one.claims
+                    ],
+                    "declines": [{"provider": no.provider, "reason": no.reason} for no in one.declines],
                 }
                 for one in self.nodes
             ],
@@ -204,6 +257,11 @@ class PlacementReport:
         lines += _section("Notes", list(self.notes), limit=None)
         return "\n".join(lines)
 
+    def matching(self, pattern: str) -> list[PlacedNode]:
+        """The node of this full name, else all whose names match it as a pattern (`fnmatch.fnmatchcase`)."""
+        named = [one for one in self.nodes if one.name == pattern]
+        return named or [one for one in self.nodes if fnmatch.fnmatchcase(one.name, pattern)]
+
     def to_html(self, title: str = "Placement") -> str:
         """A page of its own: no script, nothing fetched, every name escaped."""
         return render(self, title)
@@ -235,7 +293,8 @@ class PlacementReport:
 
 def _provider_dict(one: PlacedProvider) -> dict[str, Any]:
     told: dict[str, Any] = {
-        "name": one.name, "state": one.state, "nodes": one.nodes, "weight_bytes": one.weight_bytes
+        "name": one.name, "state": one.state, "reason": one.reason, "nodes": one.nodes,
+        "weight_bytes": one.weight_bytes, "operators": dict(one.operators),
     }  # fmt: skip
     if one.seconds is not None:
         told["seconds"] = one.seconds
@@ -254,6 +313,14 @@ def format_bytes(count: int | None) -> str:
             return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """'0', '3.2 µs', '1.5 ms', '2.1 s'."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0"
 
 
 def _count(number: int, what: str) -> str:

@@ -38,6 +38,7 @@ from outrider.scheduler.pickling import Recipe
 from outrider.scheduler.placement import Placer, check_pins
 from outrider.scheduler.replica import Replica, RunAgain, Slot
 from outrider.scheduler.report import PlacementReport
+from outrider.scheduler.requiring import check_required, nobody
 from outrider.scheduler.resources import CLOSED, Resources
 from outrider.scheduler.restarting import restart
 from outrider.scheduler.runner import Runner
@@ -88,6 +89,7 @@ class InferenceSession(Explained):
         specs = [] if shared is not None else parse_providers(providers, provider_options)
         if chosen.without_cpu:
             specs = refuse_cpu(specs)
+        check_required(specs, chosen)
         self._resources = Resources(self, chosen.profile_file_prefix if chosen.enable_profiling else None)
         tracing = self._resources.tracing
         self._recipe = Recipe.of(model, specs, chosen)
@@ -105,6 +107,7 @@ class InferenceSession(Explained):
                 workers = fleet.select(providers, provider_options)
                 if chosen.without_cpu:
                     refuse_cpu([worker.spec for worker in workers])
+                check_required([worker.spec for worker in workers], chosen)
                 check_pins(loaded, chosen, [worker.spec for worker in workers])
             else:
                 check_pins(loaded, chosen, specs)
@@ -113,7 +116,7 @@ class InferenceSession(Explained):
                 self._resources.own_fleet = fleet
                 workers = fleet.workers
             if not workers:
-                raise ProviderUnavailableError("no provider of this session has started", reason="none started")
+                raise nobody(fleet.absent)
             self._fleet = fleet
             self._resources.workers = workers
             self._names = names_given(providers, [worker.spec for worker in workers])
@@ -133,7 +136,7 @@ class InferenceSession(Explained):
         self._defaults = {name: self._loaded.store.read(ref) for name, ref in self._loaded.defaults.items()}
         passed_on = PassedOn(self._loaded, self._defaults)
         supervisors = self._resources.supervisors
-        self._run = Execution(self._runner, supervisors, passed_on, self._defaults, chosen.fallback).run
+        self._run = Execution(self._runner, supervisors, passed_on, self._defaults).run
 
     def _replicated(
         self, loaded: LoadedModel, fleet: Fleet, workers: Sequence[Worker], chosen: SessionOptions

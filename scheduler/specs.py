@@ -206,11 +206,11 @@ def _checked(spec: ProviderSpec) -> ProviderSpec:
             raise invalid_option("providers", spec.kind, f"{word!r} or {word + ':n'!r}, n the number of the instance")
         kind = base + suffix
     else:
-        kind = _class_kind(base, spec.kind) + suffix
+        kind = _class_kind(base, spec.kind, needed=spec.required is not False) + suffix
     return replace(spec, kind=kind, name=None if name == kind else name)
 
 
-def _class_kind(base: str, given: str) -> str:
+def _class_kind(base: str, given: str, needed: bool) -> str:
     where, colon, name = base.rpartition(":")
     if "?" in base and not os.path.isfile(os.path.abspath(os.path.expanduser(where))):
         way_out = "ProviderSpec's other fields for what follows '?', or the whole as a string in providers=[...]"
@@ -228,7 +228,7 @@ def _class_kind(base: str, given: str) -> str:
         raise invalid_option("providers", given, "a class name after the last ':'")
     if where.endswith(".py"):
         path = os.path.abspath(os.path.expanduser(where))
-        if not os.path.isfile(path):
+        if needed and not os.path.isfile(path):  # else its absence is one more that is reported
             raise invalid_option("providers", given, f"an existing file; there is no {path}")
         return f"{path}:{name}"
     if not _DOTTED.match(where):

@@ -327,8 +327,9 @@ class Supervisor:
                 if self._closed:
                     raise closed_error("session", "the session was closed")
                 away = self._unusable(late)
-                if away and not self.options.fallback:
-                    raise next(iter(away.values()))
+                needed = next((error for one, error in away.items() if not self.placer.replaceable(one)), None)
+                if needed is not None:
+                    raise needed
                 if blueprint is None or away:
                     try:
                         blueprint = self.placer.replan({worker: str(error.reason) for worker, error in away.items()})
@@ -344,7 +345,7 @@ class Supervisor:
                     continue
                 except ProviderUnavailableError as error:  # the load deadline
                     worker = next((one for one in blueprint.workers if one.name == error.provider), None)
-                    if not self.options.fallback or worker is None or self.fleet.closed:
+                    if worker is None or not self.placer.replaceable(worker) or self.fleet.closed:
                         raise
                     self.placer.notes.append(f"{worker.name} goes without its part: {error.reason}")
                     late[worker] = str(error.reason)
@@ -395,7 +396,7 @@ class Supervisor:
             death = story.died(replace(facts, nodes=nodes, attempts=told))
         before.append(death)
         if len(before) > 1 or not self.options.replay:
-            if not self.options.fallback:
+            if not self.placer.replaceable(worker):
                 raise death
             self.placer.notes.append(f"{worker.name} died when it loaded its part of the model")
         self._log.warning("%s", death.message.splitlines()[0])

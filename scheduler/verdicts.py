@@ -104,10 +104,10 @@ def path_of(spec: ProviderSpec) -> str | None:
 def _facts(spec: ProviderSpec) -> dict[str, Any] | None:
     """All that a verdict depends on, as plain data."""
     files = foreign_files(spec)
-    if not files:
+    if files is None:
         return None
     try:
-        stamps = [_stamp(file) for file in (*files, *files_of(spec.python or sys.executable))]
+        stamps = [_stamp(one) for one in (*files, *files_of(spec.python or sys.executable))]
     except OSError:
         return None
     given = {one.name: getattr(spec, one.name) for one in dataclasses.fields(spec)}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.beside_onnxruntime import show
+from tests import plugins
 
 pytestmark = pytest.mark.skipif(show.compiler() is None, reason="no C compiler on this machine")
 
@@ -16,32 +17,38 @@ IN_PROCESS = {
     "segfault": (["registering the plugin"], -11),
     "hang": (["registering the plugin"], None),
     "kernel": (["good input: [1. 2. 3. 4.]", "3 s after terminate = True the run is still running"], None),
+    "twice": (["Fail [ONNXRuntimeError] : 1 : FAIL : Provider cpu_ep has already been registered."], 0),
 }
 # Patterns of some of it, in this order; it ends with exit code 0.
 WITH_OUTRIDER = {
     "segfault": [
-        r"ProviderUnavailableError: provider vendor .*SIGSEGV", r"vendor_provider\.py\", line \d+ in setup",
+        r"ProviderUnavailableError: provider vendor .*SIGSEGV", r"library\.py\", line \d+ in \w+",
         r"vendor: absent", r"by cpu: \[1\. 2\. 3\. 4\.\]",
     ],
-    "hang": [r"vendor: .*it did not start within 3 s", r"by cpu: \[1\. 2\. 3\. 4\.\]"],
+    "hang": [r"vendor: .*it did not start within 10 s", r"by cpu: \[1\. 2\. 3\. 4\.\]"],
     "kernel": [
         r"good input: \[1\. 2\. 3\. 4\.\]", r"RunTimeoutError: .* 1 s", r"partition 0 \(root\)",
         r"vendor_provider\.py\", line \d+ in <lambda>", r"good input: \[1\. 2\. 3\. 4\.\]",
         r"bad input, after \d+ s: \[ 1\.  2\.  3\. nan\]", r"quarantined: \[.*'nodes': \['root'\]",
         r"good input: \[1\. 2\. 3\. 4\.\]",
     ],
+    "twice": [r"first: ort:cpu_ep\n", r"second: ort:cpu_ep:1\n", r"fourth roots: \[1\. 2\. 3\. 4\.\]"],
 }  # fmt: skip
+
+
+def library(fault: str, folder: Path) -> Path:
+    return plugins.nxrt().library if fault == "twice" else show.build(folder, fault)
 
 
 @pytest.mark.parametrize("fault", show.FAULTS)
 def test_in_process_the_fault_is_the_end(fault: str, tmp_path: Path) -> None:
-    shown = show.run("in_process", fault, show.build(tmp_path, fault))
+    shown = show.run("in_process", fault, library(fault, tmp_path))
     assert (shown.printed.splitlines(), shown.code) == IN_PROCESS[fault]
 
 
 @pytest.mark.parametrize("fault", WITH_OUTRIDER)
 def test_with_outrider_the_program_goes_on(fault: str, tmp_path: Path) -> None:
-    shown = show.run("with_outrider", fault, show.build(tmp_path, fault))
+    shown = show.run("with_outrider", fault, library(fault, tmp_path))
     assert shown.code == 0, shown.printed
     assert re.search(".*".join(WITH_OUTRIDER[fault]), shown.printed, re.DOTALL), shown.printed
 

@@ -103,7 +103,6 @@ def test_bad_value_is_named(kind, given):
         (SessionOptions, {"config": {"ep.context_enable": "1"}}),
         (SessionOptions, {"config": {"ep.context_file_path": "x"}}),
         (SessionOptions, {"config": {"ep.context_embed_mode": "0"}}),
-        (ProviderSpec, {"kind": "cpu", "required": "all"}),
     ],
 )  # fmt: skip
 def test_what_is_not_built_is_refused_by_name(kind, given):

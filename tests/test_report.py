@@ -5,8 +5,12 @@ import random
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outrider.scheduler.report import (
+    NodeClaim,
+    NodeDecline,
     PlacedNode,
     PlacedPartition,
     PlacedProvider,
@@ -14,6 +18,7 @@ from outrider.scheduler.report import (
     Refusal,
     Transfer,
     format_bytes,
+    format_seconds,
     group_declines,
 )
 
@@ -28,18 +33,22 @@ REFUSALS = [
     Refusal("node#3", "Conv", "", "null", "something else"),
     Refusal("a", "Add", "com.x", "cpu", "no kernel"),
 ]
+CLAIMS = (
+    NodeClaim("cpu", 2.5e-3, "measured"), NodeClaim("cpu:1", 1.5e-6, "estimated", exact=False),
+    NodeClaim("mine", 0.25, "claimed"),
+)  # fmt: skip
 REPORT = PlacementReport(
     partitions=[PlacedPartition(0, "cpu", ("a", "b"), 1536), PlacedPartition(1, "cpu:1", ("<c>",), 0)],
     nodes=[
         PlacedNode("k", "Add", "", None, None),
-        PlacedNode("a", "Conv", "", "cpu", 0),
+        PlacedNode("a", "Conv", "", "cpu", 0, False, CLAIMS, (NodeDecline("null", "shape not known"),)),
         PlacedNode("b", "Foo", "com.x", "cpu", 0, reference=True),
         PlacedNode("<c>", "Relu", "", "cpu:1", 1),
     ],
     transfers=[Transfer("x", "caller", "cpu", 64), Transfer("m", "cpu", "cpu:1", None)],
     declines=group_declines(REFUSALS),
     providers=[
-        PlacedProvider("cpu", "running", 2, 1536),
+        PlacedProvider("cpu", "running", 2, 1536, operators=(("ai.onnx::Conv", 1), ("com.x::Foo", 1))),
         PlacedProvider("cpu:1", "running", 1, 0),
         PlacedProvider("null", "absent", reason="no such module"),
     ],
@@ -57,9 +66,17 @@ def test_to_dict_is_the_documented_format():
     ]
     assert got["nodes"][0] == {
         "name": "k", "op": "Add", "domain": "ai.onnx", "provider": None, "partition": None, "reference": False,
+        "claims": [], "declines": [],
     }  # fmt: skip
+    assert got["nodes"][1]["claims"] == [
+        {"provider": "cpu", "cost": 2.5e-3, "source": "measured", "exact": True},
+        {"provider": "cpu:1", "cost": 1.5e-6, "source": "estimated", "exact": False},
+        {"provider": "mine", "cost": 0.25, "source": "claimed", "exact": True},
+    ]
+    assert got["nodes"][1]["declines"] == [{"provider": "null", "reason": "shape not known"}]
     assert got["nodes"][2] == {
         "name": "b", "op": "Foo", "domain": "com.x", "provider": "cpu", "partition": 0, "reference": True,
+        "claims": [], "declines": [],
     }  # fmt: skip
     assert got["transfers"] == [
         {"value": "x", "from": "caller", "to": "cpu", "bytes": 64},
@@ -68,7 +85,10 @@ def test_to_dict_is_the_documented_format():
     assert got["declines"][-1] == {
         "domain": "com.x", "op": "Add", "provider": "cpu", "reason": "no kernel", "count": 1, "examples": ["a"],
     }  # fmt: skip
-    assert got["providers"][2] == {"name": "null", "state": "absent", "nodes": 0, "weight_bytes": 0}
+    assert got["providers"][0]["operators"] == {"ai.onnx::Conv": 1, "com.x::Foo": 1}
+    assert got["providers"][2] == {
+        "name": "null", "state": "absent", "reason": "no such module", "nodes": 0, "weight_bytes": 0, "operators": {},
+    }  # fmt: skip
 
 
 def test_what_is_wrong_with_a_provider_is_told():
@@ -86,10 +106,12 @@ def test_what_is_wrong_with_a_provider_is_told():
     ]
     assert report.to_dict()["providers"][1:] == [
         {
-            "name": "b", "state": "open", "nodes": 0, "weight_bytes": 0, "seconds": 59.5,
-            "quarantined": [["n1", "n2"], ["n9"]],
+            "name": "b", "state": "open", "reason": "n1 runs elsewhere", "nodes": 0, "weight_bytes": 0,
+            "operators": {}, "seconds": 59.5, "quarantined": [["n1", "n2"], ["n9"]],
         },
-        {"name": "c", "state": "failed", "nodes": 0, "weight_bytes": 0},
+        {
+            "name": "c", "state": "failed", "reason": "no device", "nodes": 0, "weight_bytes": 0, "operators": {},
+        },
     ]  # fmt: skip
     page = report.to_html()
     for words in ("back-off (3 s)", "open (60 s), quarantined: n1, n2; n9: n1 runs elsewhere", "failed (no device)"):
@@ -109,6 +131,35 @@ def test_declines_are_grouped_in_a_fixed_order():
         shuffled = list(REFUSALS)
         random.Random(seed).shuffle(shuffled)
         assert group_declines(shuffled) == groups
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.lists(st.builds(Refusal, *[st.sampled_from("abc")] * 4, st.sampled_from(["r", "s"])), max_size=40), st.data())
+def test_no_refusal_is_lost_in_the_groups(refusals, data):
+    groups = group_declines(refusals)
+    assert group_declines(data.draw(st.permutations(refusals))) == groups
+    assert sum(one.count for one in groups) == len(refusals)
+    keys = [(one.domain, one.op, one.provider, one.reason) for one in groups]
+    assert keys == sorted(set(keys))
+    for one, key in zip(groups, keys, strict=True):
+        names = sorted(r.node for r in refusals if (r.domain, r.op, r.provider, r.reason) == key)
+        assert (one.count, list(one.examples)) == (len(names), names[:3])
+
+
+def test_nodes_are_found_by_name_or_pattern():
+    assert [one.name for one in REPORT.matching("a")] == ["a"]
+    assert [one.name for one in REPORT.matching("[ab]")] == ["a", "b"]
+    assert [one.name for one in REPORT.matching("*")] == ["k", "a", "b", "<c>"]
+    assert REPORT.matching("nothing") == []
+    places = ["constant", "cpu, partition 0", "cpu, partition 0 (onnx.reference)", "cpu:1, partition 1"]
+    assert [one.place for one in REPORT.nodes] == places
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0"), (2e-9, "2 ns"), (3.25e-6, "3.25 µs"), (0.0015, "1.5 ms"), (75.0, "75 s")]
+)
+def test_seconds_as_people_write_them(seconds, text):
+    assert format_seconds(seconds) == text
 
 
 def test_text_names_what_matters():
@@ -153,7 +204,7 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.seen.add(tag)
-        if tag not in ("meta", "line"):
+        if tag not in ("meta", "line", "br"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):
@@ -202,3 +253,9 @@ def test_page_of_a_large_model_is_bounded():
 )
 def test_bytes_for_people(count, text):
     assert format_bytes(count) == text
+
+
+def test_a_long_list_is_folded_on_the_page():
+    nodes = tuple(f"n{i}" for i in range(9))
+    page = PlacementReport([PlacedPartition(0, "cpu", nodes)], providers=[PlacedProvider("cpu", "ready", 9)]).to_html()
+    assert "n3<details><summary>5 more</summary>n4<br>" in page and "n8</details>" in page

@@ -38,6 +38,19 @@ def kernel(library):
     print("3 s after terminate = True the run is", "still running" if run.is_alive() else "over")
 
 
+def twice(library):
+    onnxruntime.register_execution_provider_library("nxrt", library)
+    onnxruntime.set_default_logger_severity(4)
+    device = next(one for one in onnxruntime.get_ep_devices() if one.ep_name == "cpu_ep")
+    options = onnxruntime.SessionOptions()
+    options.add_provider_for_devices([device], {})
+    options.add_provider_for_devices([device], {})
+    try:
+        onnxruntime.InferenceSession(square_root("", ["first", "second"]), options)
+    except Exception as error:
+        print(type(error).__name__, error)
+
+
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)
-    {"segfault": segfault, "hang": hang, "kernel": kernel}[sys.argv[1]](sys.argv[2])
+    {"segfault": segfault, "hang": hang, "kernel": kernel, "twice": twice}[sys.argv[1]](sys.argv[2])

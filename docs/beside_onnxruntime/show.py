@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ FAULTS = {
     "segfault": "A plugin that crashes when it is registered",
     "hang": "A plugin that hangs when it is registered",
     "kernel": "A kernel that ignores `terminate`",
+    "twice": "Two of one execution provider",
 }
 ABOUT = {
     "segfault": "The library reads through a null pointer. In process nothing can catch that. In a worker it is a"
@@ -43,6 +45,9 @@ ABOUT = {
     " the run has a deadline, and the caller an error that tells where the worker was. Then the partition has one: the"
     " worker is ended, its successor tries once more, and at last `cpu` computes the node; `vendor` does not get it"
     " again.",
+    "twice": "Nothing is faulty here: the library is the plugin of nxrt-ep-cpu, from PyPI. An ONNX Runtime session has"
+    " room for one instance of an execution provider, so it cannot use two devices of one kind, nor one device with two"
+    " sets of options. In Outrider each instance is a worker of its own, and they share a graph.",
 }
 
 
@@ -66,7 +71,12 @@ def compiler() -> str | None:
 
 
 def build(folder: Path, fault: str) -> Path:
-    """Compile the library with this fault. Raises CalledProcessError, RuntimeError without a compiler."""
+    """Compile the library with this fault, or fetch the one that has none.
+
+    Raises CalledProcessError, RuntimeError without a compiler.
+    """
+    if fault == "twice":
+        return fetch(folder)
     cc = compiler()
     if cc is None:
         raise RuntimeError("no C compiler: install one, or name it in $CC")
@@ -74,6 +84,25 @@ def build(folder: Path, fault: str) -> Path:
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", f"-DFAULT={fault.upper()}"]
     subprocess.run([cc, *flags, "-o", str(library), str(HERE / "vendor.c"), "-lm"], check=True)
     return library
+
+
+def fetch(folder: Path) -> Path:
+    """The library in the wheel of nxrt-ep-cpu; nothing is installed. Raises CalledProcessError."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(folder),
+    ]
+    subprocess.run([*pip, "nxrt-ep-cpu==0.1.0.dev6"], check=True)
+    (wheel,) = folder.glob("nxrt_ep_cpu-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract("nxrt_ep_cpu/libonnx_runtime_ep_cpu_plugin.so", folder))
 
 
 def run(program: str, fault: str, library: Path) -> Shown:
@@ -126,7 +155,8 @@ def page(shown: dict[tuple[str, str], Shown]) -> str:
     lines = [
         "# Beside ONNX Runtime in process", "",
         "An execution provider is someone else's native code. ONNX Runtime loads it into your process, Outrider into a",
-        "worker. Below is one library with three faults, loaded both ways by the same functions of onnxruntime.", "",
+        "worker. Below is one library with three faults, loaded both ways by the same functions of onnxruntime, and",
+        "one that is asked for twice.", "",
         "Everything here was printed by [`show.py`](beside_onnxruntime/show.py), which builds",
         "[`vendor.c`](beside_onnxruntime/vendor.c) and runs [`in_process.py`](beside_onnxruntime/in_process.py) and",
         "[`with_outrider.py`](beside_onnxruntime/with_outrider.py); the provider is",

@@ -1,6 +1,6 @@
 """A provider that wraps the vendor's library: onnxruntime loads it, in the worker's process.
 
-Options: `plugin`, an execution provider library to register; `operators`, a library that has `vendor::Sqrt`.
+Option `operators`: a library that has `vendor::Sqrt`.
 """
 
 import onnxruntime
@@ -13,9 +13,7 @@ class Vendor(Provider):
     """Takes every Sqrt."""
 
     def setup(self, context):
-        if "plugin" in context.options:
-            onnxruntime.register_execution_provider_library("vendor", context.options["plugin"])
-        self.operators = context.options.get("operators")
+        self.operators = context.options["operators"]
 
     def claim(self, graph):
         return [Claim([node]) for node in graph.nodes if node.op_type == "Sqrt"]
@@ -27,10 +25,12 @@ class Vendor(Provider):
         return lambda inputs: session.run(None, {"x": inputs[0]})
 
 
-def square_root(domain):
-    """A model of one node, `root`, from float32 `x` to `y`, both of shape (4,), as bytes."""
+def square_root(domain, names=("root",)):
+    """A model of nodes with these names, one after the other, from float32 `x` to `y`, both of shape (4,), as bytes."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
-    node = helper.make_node("Sqrt", ["x"], ["y"], name="root", domain=domain)
+    values = ["x", *(f"after {name}" for name in names[:-1]), "y"]
+    edges = zip(names, values[:-1], values[1:], strict=True)
+    nodes = [helper.make_node("Sqrt", [read], [made], name=name, domain=domain) for name, read, made in edges]
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("vendor", 1)]
-    graph = helper.make_graph([node], "square root", [x], [y])
+    graph = helper.make_graph(nodes, "square root", [x], [y])
     return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()

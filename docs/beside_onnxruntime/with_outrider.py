@@ -18,20 +18,20 @@ BAD = numpy.array([1, 4, 9, numpy.nan], numpy.float32)
 
 
 def segfault(library):
-    named = ProviderSpec(VENDOR, name="vendor", options={"plugin": library})
+    named = ProviderSpec("ort", name="vendor", options={"library": library})
     try:
         InferenceSession(MODEL, providers=[named, "cpu"])
     except errors.ProviderUnavailableError as error:
         print(f"{type(error).__name__}: {error}\n")
-    wished = ProviderSpec(VENDOR, name="vendor", options={"plugin": library}, required=False)
+    wished = ProviderSpec("ort", name="vendor", options={"library": library}, required=False)
     with InferenceSession(MODEL, providers=[wished, "cpu"]) as session:
         print("vendor:", session.health()["vendor"]["state"])
         print("by cpu:", session.run(None, {"x": GOOD})[0])
 
 
 def hang(library):
-    wished = ProviderSpec(VENDOR, name="vendor", options={"plugin": library}, required=False)
-    options = SessionOptions(start_deadline=3)
+    wished = ProviderSpec("ort", name="vendor", options={"library": library}, required=False)
+    options = SessionOptions(start_deadline=10)
     with InferenceSession(MODEL, providers=[wished, "cpu"], options=options) as session:
         print("vendor:", session.health()["vendor"]["reason"])
         print("by cpu:", session.run(None, {"x": GOOD})[0])
@@ -53,7 +53,17 @@ def kernel(library):
         print("good input:", session.run(None, {"x": GOOD})[0])
 
 
+def twice(library):
+    providers = [("ort:cpu_ep", {"library": library}), ("ort:cpu_ep:1", {"library": library})]
+    options = SessionOptions(pins={"first": "ort:cpu_ep", "second": "ort:cpu_ep:1"})
+    model = square_root("", ["first", "second"])
+    with InferenceSession(model, providers=providers, options=options) as session:
+        for node in session.placement().to_dict()["nodes"]:
+            print(f"{node['name']}: {node['provider']}")
+        print("fourth roots:", session.run(None, {"x": GOOD**2})[0])
+
+
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)
     logging.basicConfig(level=logging.ERROR)
-    {"segfault": segfault, "hang": hang, "kernel": kernel}[sys.argv[1]](sys.argv[2])
+    {"segfault": segfault, "hang": hang, "kernel": kernel, "twice": twice}[sys.argv[1]](sys.argv[2])

@@ -63,25 +63,30 @@ def _operator_result(rig: Rig, case: Case, shapes_only: bool, tell: Tell) -> Res
 
 
 def _contract_results(rig: Rig, selection: Selection, tell: Tell) -> Iterator[Result]:
-    named = [f"{CONTRACT}/{one.name}/{specimen.name}" for specimen in SPECIMENS for one in (BASIC, *CONTRACTS)]
-    if not any(map(selection.name, named + [f"{CONTRACT}/{one.name}" for one in WHOLE])):
+    """Cases of the provider as a whole are tried with the specimens that others are asked for of, or with all."""
+
+    def asked(one: Contract | WholeContract, specimen: Specimen | None = None) -> bool:
+        return selection.name(f"{CONTRACT}/{one.name}" + (f"/{specimen.name}" if specimen else ""))
+
+    each = [specimen for specimen in SPECIMENS if any(asked(one, specimen) for one in (BASIC, *CONTRACTS))]
+    if not each and not any(map(asked, WHOLE)):
         return
     taken: list[Specimen] = []
-    for specimen in SPECIMENS:
+    for specimen in each or SPECIMENS:
         graph = built(specimen)
         if not selection.content(Case(specimen.name, graph.proto.SerializeToString(), [], 0, 0)):
             continue
         basic = _contract_result(rig, BASIC, specimen, tell)
-        if selection.name(basic.name):
+        if asked(BASIC, specimen):
             yield basic
         if basic.outcome.kind == PASS:
             taken.append(specimen)
     for one in CONTRACTS:
         for specimen in filter(one.suits, taken):
-            if selection.name(f"{CONTRACT}/{one.name}/{specimen.name}"):
+            if asked(one, specimen):
                 yield _contract_result(rig, one, specimen, tell)
     for whole in WHOLE:
-        if selection.name(f"{CONTRACT}/{whole.name}"):
+        if asked(whole):
             yield _whole_result(rig, whole, taken, tell)
 
 

@@ -90,9 +90,7 @@ def command(args: argparse.Namespace) -> int:
 
 def _about(rig: Any) -> dict[str, Any]:
     hello = rig.worker.hello
-    accepts = None if hello.accepts is None else sorted(hello.accepts)
-    attributes = {"merge": hello.merge, "per_signature": hello.per_signature, "accepts": accepts}
-    return {"provider": rig.name, "versions": dict(hello.versions), "attributes": attributes}
+    return {"provider": rig.name, "versions": dict(hello.versions), "attributes": dict(hello.declares)}
 
 
 def _names(text: str | None) -> frozenset[str]:

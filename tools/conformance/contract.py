@@ -342,7 +342,7 @@ def _cuts(rig: Rig, taken: Sequence[Specimen]) -> str | None:
         raise NotForIt("it takes no specimen that can be chained")
     draw = random.Random(0)
     for number in range(4):
-        graph = chained([draw.choice(parts) for _ in range(6)], 10 * number)
+        graph = chained([draw.choice(parts) for _ in range(6)])
         feeds = graph.feeds()
         with rig.beside(graph.proto) as session:
             mine = rig.share(session)

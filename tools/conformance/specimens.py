@@ -226,12 +226,12 @@ def built(specimen: Specimen, **how: Any) -> Built:
     return Built((Part(specimen, **how),))
 
 
-def chained(specimens: Sequence[Specimen], seed: int = 0) -> Built:
+def chained(specimens: Sequence[Specimen]) -> Built:
     """A chain of specimens that can be chained; every value in between is an output too."""
     parts, before = [], ""
     for number, specimen in enumerate(specimens):
         reads = {"x": before} if before else {}
-        parts.append(Part(specimen, f"c{number}.", seed + number, reads))
+        parts.append(Part(specimen, f"c{number}.", number, reads))
         before = f"c{number}.y"
     return Built(tuple(parts))
 

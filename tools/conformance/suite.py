@@ -22,8 +22,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from outrider.providers.wire.lasting import VARIABLE
-from outrider.scheduler.cache import cache_folder
+from outrider.providers.wire.lasting import VARIABLE, cache_folder
 from outrider.scheduler.options import invalid_option
 
 KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")

@@ -1,0 +1,118 @@
+"""Each contract case has a provider that it finds wrong, and finds nothing wrong with one that is right."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from outrider.scheduler.specs import parse_provider
+from outrider.tools.conformance.cases import Result, results
+from outrider.tools.conformance.contract import CONTRACTS, WHOLE
+from outrider.tools.conformance.operators import Selection
+from outrider.tools.conformance.outcomes import CRASH, ERROR, HANG, KINDS, MISMATCH, PASS, UNSUPPORTED
+from outrider.tools.conformance.running import Rig
+
+FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "wrong_providers.py")
+EACH = [f"contract/{one.name}/{{}}" for one in CONTRACTS]
+ALL = [f"contract/{one.name}" for one in WHOLE]
+
+
+def tried(name: str, *only: str, deadline: float = 60.0) -> list[Result]:
+    """What comes of these cases, without those of ONNX's suite."""
+    with Rig(parse_provider(name if name == "cpu" else f"{FILE}:{name}"), deadline) as rig:
+        return list(results(rig, Selection(only), quick=True, shapes_only=False, tell=lambda name: None))
+
+
+def wrong(found: list[Result]) -> dict[str, str]:
+    return {one.name.split("/")[1]: one.outcome.kind for one in found if not one.outcome.good}
+
+
+def on(specimen: str) -> list[str]:
+    """All contract cases of a specimen, and the quick ones of the provider as a whole."""
+    return [one.format(specimen) for one in EACH] + ["contract/claims", "contract/cuts"]
+
+
+def test_cpu_passes_all() -> None:
+    found = tried("cpu", "contract/*")
+    assert not wrong(found)
+    assert {one.name.split("/")[1] for one in found} == {"answers", *(one.name for one in (*CONTRACTS, *WHOLE))}
+    assert [one.name for one in found if one.outcome.kind == UNSUPPORTED] == []
+
+
+def test_a_sound_one_passes_all() -> None:
+    found = tried("Sound", *(f"contract/*/{name}" for name in ("Add", "Add-constant", "Neg")), *ALL)
+    assert not wrong(found)
+    passed = {one.name.split("/")[1] for one in found if one.outcome.kind == PASS}
+    assert passed == {"answers", *(one.name for one in (*CONTRACTS, *WHOLE))}
+
+
+@pytest.mark.parametrize(
+    ("name", "specimen", "expected"),
+    [
+        ("Repeats", "Neg", {"repeated": MISMATCH}),
+        ("Tiles", "Neg", {"shapes": MISMATCH}),
+        ("Peeks", "Neg", {"empty": ERROR}),
+        ("Counts", "Neg", {"scalars": ERROR}),
+        ("MixesPlaces", "Relu", {"kept": MISMATCH}),
+        ("MixesSlots", "Relu", {"in-flight": MISMATCH}),
+        ("Finite", "Neg", {"special": MISMATCH}),
+        ("Abandons", "Neg", {"given-up": MISMATCH}),
+        ("Optimizes", "Neg", {"levels": MISMATCH}),
+        ("Freezes", "Add-constant", {"fed": MISMATCH}),
+        (
+            "OneForAll",
+            "Add-constant",
+            {"independent": MISMATCH, "shared": MISMATCH, "sessions": MISMATCH, "cuts": MISMATCH},
+        ),
+        ("Tramples", "Relu", {"shared": MISMATCH, "cuts": MISMATCH}),
+        ("ByName", "Add-constant", {"sessions": MISMATCH}),
+        ("Truncates", "Add", {"impossible": MISMATCH}),
+        ("Claimed", "Neg", {"claims": MISMATCH}),
+        ("Overlaps", "Neg", dict.fromkeys(("independent", "shared", "claims", "cuts"), ERROR)),
+        ("Cached", "Neg", {"cuts": MISMATCH}),
+    ],
+)
+def test_what_is_wrong_is_found_and_nothing_else(name: str, specimen: str, expected: dict[str, str]) -> None:
+    found = tried(name, *on(specimen))
+    assert wrong(found) == expected
+    assert all(one.remedy for one in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong_in", "others"),
+    [
+        ("Hoards", ("unloaded", MISMATCH), ("cuts",)),
+        ("Locks", ("killed", ERROR), ("claims", "stops")),
+        ("Stays", ("stops", MISMATCH), ("killed",)),
+    ],
+)
+def test_what_is_wrong_with_its_process_is_found(name: str, wrong_in: tuple[str, str], others: tuple[str, ...]) -> None:
+    cases = [f"contract/{case}" for case in (wrong_in[0], *others)]
+    found = tried(name, "contract/answers/MatMul", *cases)
+    assert len(found) == 1 + len(cases)
+    assert wrong(found) == dict([wrong_in])
+
+
+def test_one_that_takes_any_option_is_told_so() -> None:
+    (found,) = tried("Easygoing", "contract/options")
+    assert found.outcome.kind == UNSUPPORTED
+    assert "misspelt" in found.outcome.reason
+
+
+def test_each_kind_of_outcome_is_told_with_its_story() -> None:
+    names = ("Relu", "Cast", "Sqrt", "Tanh", "Erf", "Floor", "Neg", "Abs", "Exp")
+    found = {one.group: one.outcome for one in tried("Five", *(f"own/{op}-float32" for op in names), deadline=3.0)}
+    assert {op: one.kind for op, one in found.items()} == {
+        "Relu": PASS, "Cast": UNSUPPORTED, "Sqrt": MISMATCH, "Tanh": MISMATCH, "Erf": ERROR, "Floor": ERROR,
+        "Neg": ERROR, "Abs": CRASH, "Exp": HANG,
+    }  # fmt: skip
+    assert {one.kind for one in found.values()} == set(KINDS)
+    assert found["Cast"].reason == "Cast: no kernel for Cast"
+    assert "24 of 24 elements beyond tolerance" in found["Sqrt"].reason
+    assert "dtype float32" in found["Tanh"].reason
+    assert "Erf went wrong" in found["Erf"].reason and "went wrong" in found["Erf"].detail
+    assert "cannot compile it" in found["Floor"].reason and "claims what it cannot compile" in found["Floor"].hint
+    assert "writes to its inputs" in found["Neg"].hint
+    assert found["Abs"].reason.startswith("SIGSEGV in run at Abs") and "string_at" in found["Abs"].detail
+    assert "partition_deadline of 3 s" in found["Exp"].reason and "wrong_providers.py" in found["Exp"].detail
