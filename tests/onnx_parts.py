@@ -42,7 +42,8 @@ def shipped(loaded: LoadedModel) -> OnnxModel:
     form = onnx_form(loaded)
     loaded.store.seal()
     data, weights, moved, foreign = unpack_model(pack_model(form.data, form.weights, form.moved, form.foreign))
-    return OnnxModel(loaded.store.read(data).data, Weights(loaded.store, weights), moved, foreign)
+    files = [name for name, ref in weights.items() if ref.path]
+    return OnnxModel(loaded.store.read(data).data, Weights(loaded.store, weights), moved, foreign, files)
 
 
 @contextmanager
@@ -76,9 +77,10 @@ def filled(model: OnnxModel, part: Part) -> onnx.ModelProto:
             info.type.tensor_type.shape.SetInParent()
             info.type.tensor_type.elem_type = info.type.tensor_type.elem_type or onnx.TensorProto.FLOAT
     for tensor in proto.graph.initializer:
-        if tensor.name in part.weights:
+        if tensor.name in (*part.weights, *part.files):
             array = model.weights[tensor.name]
-            assert NUMBER[part.weights[tensor.name]] == tensor.data_type and tuple(tensor.dims) == array.shape
+            assert NUMBER[part.weights.get(tensor.name, "float32")] == tensor.data_type
+            assert tuple(tensor.dims) == array.shape
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
             tensor.raw_data = array.tobytes()
@@ -95,6 +97,7 @@ def session(model: OnnxModel, part: Part) -> tuple[onnxruntime.InferenceSession,
     for name, value in zip(part.weights, values, strict=True):
         made.add_initializer(name, value)
     made.add_external_initializers(list(part.weights), values)
+    made.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
     return onnxruntime.InferenceSession(part.data, made, providers=["CPUExecutionProvider"]), values
 
 
