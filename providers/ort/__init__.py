@@ -27,7 +27,6 @@ from outrider.providers.ort.options import OrtOptions, parse_options
 from outrider.providers.ort.pieces import cut
 from outrider.providers.ort.program import Counters, OrtProgram
 from outrider.providers.ort.sessions import Builder, Built
-from outrider.providers.wire.dtypes import PACKED
 
 
 class OrtProvider(Provider):
@@ -58,11 +57,7 @@ class OrtProvider(Provider):
                 return f"the option exclude={node.op_type} leaves it to others"
             if model.calls(node):
                 return "a call of a model function; its nodes are asked for one by one"
-            if node.name in model.foreign:
-                return model.foreign[node.name]
-            passed = [value for value in (*node.inputs, *node.captures) if value.name not in graph.constants]
-            packed = sorted({value.dtype for value in (*passed, *node.outputs) if value.dtype in PACKED})
-            return f"it passes on {', '.join(packed)}, which onnxruntime packs" if packed else ""
+            return model.foreign.get(node.name, "")
 
         return claims_of(graph, self._builder, barred, self._options.cpu_fallback)
 

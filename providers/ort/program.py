@@ -25,6 +25,7 @@ from outrider.providers.ort.library import said
 from outrider.providers.ort.sessions import Built, value_of
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, PACKED, is_tensor, numpy_dtype
 from outrider.providers.wire.failures import fail, first_names
+from outrider.providers.wire.packing import extended, pack, unpack
 from outrider.shm.errors import OutriderError
 
 _NODE = re.compile(r"Name:'(.*?)' Status Message", re.DOTALL)
@@ -91,10 +92,10 @@ class OrtProgram(Program):
         if symbols is None and any(value.shape is not None for value in self._unit.inputs):
             return self._unshaped().bind(inputs, place)
         addressed = all(
-            isinstance(item, np.ndarray) and has_address(value.dtype)
+            isinstance(item, np.ndarray) and is_tensor(value.dtype) and value.dtype != "string"
             for value, item in zip(self._unit.inputs, inputs, strict=True)
         )
-        if not (addressed and all(_is_plain(told) for told in self._types.values())):
+        if not (addressed and all(map(_is_plain, self._types.values()))):
             return self._told(self._by_value)
         return self._told(self._told(lambda given: self._bound(given, symbols or {}, place))(inputs))
 
@@ -107,12 +108,14 @@ class OrtProgram(Program):
 
     # By address ----------------------------------------------------------------------------------------------------
     def _bound(self, inputs: Sequence[np.ndarray], symbols: Mapping[str, int], place: Place) -> Run:
-        arrays = {value.name: item for value, item in zip(self._unit.inputs, inputs, strict=True)}
+        arrays = {
+            value.name: item for value, item in zip(self._unit.inputs, inputs, strict=True) if has_address(value.dtype)
+        }
         signature = tuple(item.shape for item in inputs)
         shapes = self._shapes.get(signature)
         first: dict[str, Any] | None = None
         if shapes is None:
-            first = _run([self._step(piece, arrays) for piece in self.pieces])
+            first = _run([self._step(piece, arrays) for piece in self.pieces], self._packed(inputs))
             came = {name: tuple(one.shape()) for name, one in first.items()}
             shapes = {name: shape for name, shape in came.items() if shape == self._shape(name, symbols)}
             if len(self._shapes) >= SIGNATURES:
@@ -142,7 +145,7 @@ class OrtProgram(Program):
 
     def _repeated(self, steps: Sequence[_Step], placed: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Run:
         """What runs the sessions, and returns what has no place."""
-        if len(steps) == 1 and not steps[0].fresh:
+        if len(steps) == 1 and not (steps[0].fresh or steps[0].late):
             (step,) = steps
             results: list[Any] = [None] * len(self._outputs)
 
@@ -152,10 +155,15 @@ class OrtProgram(Program):
 
             return straight
 
-        def run(_: Sequence[Any], keep: Mapping[str, np.ndarray] = arrays) -> Sequence[Any]:
-            return self._answer(_run(steps), placed)
+        def run(given: Sequence[Any], keep: Mapping[str, np.ndarray] = arrays) -> Sequence[Any]:
+            return self._answer(_run(steps, self._packed(given)), placed)
 
         return run
+
+    def _packed(self, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+        """OrtValues of the inputs that onnxruntime packs."""
+        given = zip(self._unit.inputs, inputs, strict=True)
+        return {value.name: packed_value(self._ort, x, value.dtype) for value, x in given if value.dtype in PACKED}
 
     def _answer(self, made: Mapping[str, Any], placed: Mapping[str, Any]) -> list[Any]:
         """What a bound callable returns: None for outputs that have places."""
@@ -203,7 +211,9 @@ class OrtProgram(Program):
     def _fed(self, name: str, item: Any) -> Any:
         """What `InferenceSession.run` understands: an OrtValue where numpy has no such type."""
         declared = self._values[name].dtype
-        if isinstance(item, np.ndarray) and item.dtype != object and has_address(declared):
+        if isinstance(item, np.ndarray) and declared in PACKED:
+            return packed_value(self._ort, item, declared)
+        if isinstance(item, np.ndarray) and has_address(declared):
             return value_of(self._ort, np.ascontiguousarray(item), NUMBER[declared])
         return item
 
@@ -248,9 +258,8 @@ class OrtProgram(Program):
             self._loose.unload()
 
 
-def _run(steps: Sequence[_Step]) -> dict[str, Any]:
-    """Run sessions one after another; the values that have no place."""
-    made: dict[str, Any] = {}
+def _run(steps: Sequence[_Step], made: dict[str, Any]) -> dict[str, Any]:
+    """Run sessions one after another. `made`: inputs that are not bound; with what comes that has no place."""
     for step in steps:
         for name in step.late:
             step.binding.bind_ortvalue_input(name, made[name])
@@ -270,8 +279,8 @@ def has_address(dtype: str) -> bool:
 
 
 def _is_plain(told: str) -> bool:
-    """The same of onnxruntime's name of a type, 'tensor(float)'."""
-    return told.startswith("tensor(") and told != "tensor(string)" and not told.endswith(("int4)", "int2)", "e2m1)"))
+    """True for onnxruntime's names of types, 'tensor(float)', that arrays of numbers have."""
+    return told.startswith("tensor(") and told != "tensor(string)"
 
 
 def symbols_of(values: Iterable[Value], items: Iterable[np.ndarray | None]) -> dict[str, int] | None:
@@ -314,7 +323,19 @@ def array_of(value: Any) -> np.ndarray:
     if dtype.isbuiltin == 1 and BY_NUMBER[number] == dtype.name:
         array: np.ndarray = value.numpy()
         return array
-    shape = tuple(value.shape())
-    memory = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(value.data_ptr())
+    shape, name = tuple(value.shape()), BY_NUMBER[number]
+    count = math.prod(shape)
+    nbytes = -(-count // PACKED[name]) if name in PACKED else count * dtype.itemsize
+    memory = (ctypes.c_char * nbytes).from_address(value.data_ptr())
     memory.keep = value
-    return np.frombuffer(memory, dtype).reshape(shape)
+    if name not in PACKED:
+        return np.frombuffer(memory, dtype).reshape(shape)
+    return extended(unpack(np.frombuffer(memory, np.uint8), name, count), name).view(dtype).reshape(shape)
+
+
+def packed_value(ort: Any, array: np.ndarray, dtype: str) -> Any:
+    """An OrtValue of a 2- or 4-bit type; `array` has one element per byte."""
+    room = np.zeros(array.shape, np.uint8)  # onnxruntime takes its shape, and reads as many bytes as that needs
+    data = pack(array, dtype)
+    room.reshape(-1)[: data.size] = data
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(room, NUMBER[dtype])
