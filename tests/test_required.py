@@ -12,6 +12,7 @@ import pytest
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions, errors
 from outrider.scheduler.report import Refusal
 from outrider.scheduler.requiring import check_required, nobody, not_all, not_started
+from outrider.scheduler.strategy import teams
 from tests.builders import chain, model, node, tensor
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
@@ -201,6 +202,12 @@ def test_only_one_can_have_every_node() -> None:
         check_required(both, SessionOptions())
     check_required(both, SessionOptions(strategy="replicate"))
     check_required([*both[:1], ProviderSpec("null")], SessionOptions())
+
+
+@pytest.mark.fast
+def test_workers_of_another_environment_are_no_replicas_of_each_other() -> None:
+    specs = [ProviderSpec("cpu"), ProviderSpec("cpu:1", python="venv"), ProviderSpec("cpu:2")]
+    assert teams(specs) == [[0, 2], [1]]
 
 
 @pytest.mark.fast
