@@ -34,7 +34,7 @@ def answer(session: InferenceSession, x: np.ndarray = X) -> np.ndarray:
 # Absence --------------------------------------------------------------------------------------------------------------
 
 
-def test_absent_ones_anywhere_in_a_chain_of_optional_ones_do_not_fail_it() -> None:
+def test_absent_ones_anywhere_in_a_chain_of_optional_ones_do_not_fail_it(caplog: pytest.LogCaptureFixture) -> None:
     unwrapped = "cpu:1?required=false&wrap=no-such-program"
     providers = [ABSENT, own("MyProvider", "required=false"), MISSING, unwrapped, "cpu?required=false"]
     with InferenceSession(chain("Relu", "Neg"), providers=providers) as session:
@@ -45,6 +45,8 @@ def test_absent_ones_anywhere_in_a_chain_of_optional_ones_do_not_fail_it() -> No
         assert "no device of mine" in told[own("Wrong")].reason
         assert "there is no file '/nowhere/absent.py'" in told["/nowhere/absent.py:Mine"].reason
         assert "no-such-program" in told["cpu:1"].reason
+    warned = [one.getMessage() for one in caplog.records if one.name == "outrider.fleet"]
+    assert len(warned) == 3 and all("goes on without provider" in one for one in warned)
 
 
 def test_all_of_them_absent_is_an_error_with_each_reason() -> None:
