@@ -24,8 +24,9 @@ from typing import Any
 
 import tomllib
 
+from outrider.scheduler.checked import unknown_option
 from outrider.scheduler.errors import InvalidOptionError
-from outrider.scheduler.options import ProviderSpec, unknown_option
+from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.spec_text import FIELDS, read_bytes, read_cores, read_words
 from outrider.scheduler.specs import parse_provider, parse_providers, sourced, split_instance
 

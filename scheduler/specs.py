@@ -28,13 +28,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.scheduler import spec_text
+from outrider.scheduler.checked import invalid_option, unsupported_option
 from outrider.scheduler.errors import (
     InvalidOptionError,
     UnknownOptionError,
     UnknownProviderError,
     UnsupportedOptionError,
 )
-from outrider.scheduler.options import ProviderSpec, invalid_option, unsupported_option
+from outrider.scheduler.options import ProviderSpec
 
 VARIABLE = "OUTRIDER_PROVIDERS"
 BUILT_IN = ("cpu", "null", "chaos", "ort")
