@@ -77,7 +77,8 @@ def test_those_of_the_environment_are_named_too(monkeypatch: pytest.MonkeyPatch)
         assert session.get_providers() == ["cpu"]
 
 
-def test_a_fleet_does_without_them_for_all_its_sessions() -> None:
+def test_a_fleet_does_without_them_for_all_its_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_PROVIDERS", "null")  # over which the fleet wins
     with Fleet([ABSENT, own("MyProvider"), "cpu"]) as fleet:
         options = SessionOptions(fleet=fleet)
         for chosen, there in (
