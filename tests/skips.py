@@ -63,9 +63,9 @@ REASONS: Mapping[str, Callable[[], bool]] = {
     "there is no gdb": _lacks("gdb"),
     "taskset": _lacks("taskset"),
     "unshare": _no_namespaces,
-    "PyPI cannot be reached": pypi_is_unreachable,
     "there is no Python 3.10": lambda: not interpreters("3.10"),
     "there is no Python 3.13": lambda: not interpreters("3.13"),
+    "PyPI cannot be reached": pypi_is_unreachable,
 }
 
 
