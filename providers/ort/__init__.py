@@ -85,7 +85,7 @@ class OrtProvider(Provider):
         if pieces.refused:
             reason = "; ".join(dict.fromkeys(pieces.refused.values()))
             raise ClaimBrokenError(reason, nodes=list(pieces.refused), reason=reason)
-        return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters, self._compiled)
+        return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters, self._compiled, attempt)
 
     def unload(self, compiled: Run | RunInto | Program) -> None:
         """Frees the sessions of a unit."""
