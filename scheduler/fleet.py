@@ -50,7 +50,7 @@ class Fleet:
     def __init__(self, providers: Sequence[Any] | None) -> None:
         self._setup(parse_providers(providers), SessionOptions(), None)
         if not self.workers:
-            self.close()
+            self.close_here()
             raise nobody(self._absent)
 
     @classmethod
@@ -139,7 +139,10 @@ class Fleet:
         return self._workers.closed
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare`: the state of its spare."""
+        """provider -> {state, incarnation, deaths, quarantined}, see `health.told`.
+
+        `spare`: the state of its spare. `versions`: those of Python, numpy and pyzmq that its worker runs with.
+        """
         check_fork(self._workers.pid)
         found: dict[str, dict[str, Any]] = {}
         now = time.monotonic()
@@ -155,6 +158,8 @@ class Fleet:
                 now=now,
                 reason=reason,
             )
+            if worker.hello is not None:
+                found[worker.name]["versions"] = dict(worker.hello.versions)
             if worker.spare is not None:
                 found[worker.name]["spare"] = worker.spare.life.state
         return found

@@ -80,7 +80,7 @@ def _spec(table: Mapping[str, Any], folder: str) -> ProviderSpec:
                 message = f"{key}={given[key]!r} is not valid: expected {error}."
                 raise InvalidOptionError(message, name=key, value=given[key], expected=str(error)) from error
     python = given.get("python")
-    if isinstance(python, str) and os.sep in python:
+    if isinstance(python, str) and python.strip():
         given["python"] = os.path.join(folder, os.path.expanduser(python))
     where = kind.partition(".py:")[0]
     if where != kind and not os.path.isabs(os.path.expanduser(where)):
