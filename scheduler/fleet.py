@@ -17,13 +17,14 @@ from typing import Any
 
 from outrider.providers.wire import messages
 from outrider.scheduler import counters, interpreters
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.closing import Closing, check_fork
 from outrider.scheduler.cores import thread_share, usable_cores
 from outrider.scheduler.errors import OutriderError, ProviderUnavailableError
 from outrider.scheduler.health import ABSENT, told
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.muster import Muster
-from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions
 from outrider.scheduler.pickling import refusing
 from outrider.scheduler.probing import Probes
 from outrider.scheduler.requiring import nobody, not_started
@@ -49,7 +50,7 @@ class Fleet:
     def __init__(self, providers: Sequence[Any] | None) -> None:
         self._setup(parse_providers(providers), SessionOptions(), None)
         if not self.workers:
-            self.close()
+            self.close_here()
             raise nobody(self._absent)
 
     @classmethod
@@ -109,6 +110,7 @@ class Fleet:
             if spec.required:
                 raise not_started(error, others=not self._alone) from error
             self._absent[spec.display] = str(error.reason)
+            log.warning("the fleet goes on without provider %s: %s", spec.display, error.reason)
 
     # The user's side ------------------------------------------------------------------------------------------------
     def close(self) -> None:

@@ -3,9 +3,10 @@
 The bytes lie in a weight segment like any constant. They differ from the skeleton in what a worker could not mend:
 
 - `Constant` nodes of the graph are initializers of their outputs' names;
-- a large tensor is an initializer of the graph, `external_data` naming no file; one that a body owns moves out of it,
-  under a name of its own; one within a function or an attribute is written out, since nothing there can refer to one,
-  and so is one of a type that arrays have no common form for;
+- a large tensor is an initializer of the graph, its `external_data` naming its file from the root folder on, or nothing
+  where it lies in a weight segment; one that a body owns moves out of it, under a name of its own; one within a
+  function or an attribute is written out, since nothing there can refer to one, and so is one of a type that arrays
+  have no common form for;
 - an output of a body that is such a one, or another output too, is a copy of it;
 - inputs, outputs and training data are left out: a part gets inputs and outputs of its own;
 - an IR version below 4 is 4, the first in which an initializer need not be an input: those that are none are constants
@@ -26,6 +27,7 @@ from onnx import AttributeProto, helper
 
 from outrider.providers.wire.dtypes import NUMBER, PACKED
 from outrider.providers.wire.graph import TensorRef
+from outrider.providers.wire.packing import pack
 from outrider.scheduler.functions import defined, value_names
 from outrider.scheduler.limits import MAX_BYTES, FunctionKey, function_key
 from outrider.scheduler.lowering import means_the_same
@@ -142,9 +144,10 @@ class _Maker:
                 nodes.append(node)
                 self._owner = node.name
                 self.node(node)
-        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(kept)
+        if len(nodes) < len(graph.node):
+            kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+            del graph.node[:]
+            graph.node.extend(kept)
         for tensor in graph.initializer:
             self._refer(tensor)
 
@@ -210,6 +213,11 @@ class _Maker:
             tensor.CopyFrom(self._written(ref, tensor.name))
         else:
             self.weights[tensor.name] = ref
+            if ref.path:  # onnxruntime maps a file that it is told, at no cost; other weights it copies for a while
+                del tensor.external_data[:]
+                place = {"location": ref.path.lstrip("/"), "offset": ref.offset, "length": ref.nbytes}
+                for key, item in place.items():
+                    tensor.external_data.add(key=key, value=str(item))
 
     def write_out(self, node: onnx.NodeProto) -> None:
         """Put the bytes of large tensors among a node's attributes back into it."""
@@ -229,7 +237,7 @@ class _Maker:
         items = self.store.read(ref)
         if ref.dtype == "string":
             return helper.make_tensor(name, onnx.TensorProto.STRING, ref.shape, items.reshape(-1).tolist())
-        raw = items.tobytes() if ref.dtype not in PACKED else _packed(items.reshape(-1).view(np.uint8), ref.dtype)
+        raw = pack(items, ref.dtype).tobytes() if ref.dtype in PACKED else items.tobytes()
         return onnx.TensorProto(name=name, data_type=NUMBER[ref.dtype], dims=ref.shape, raw_data=raw)
 
 
@@ -252,13 +260,3 @@ def _rename(body: onnx.GraphProto, moved: Mapping[str, str]) -> None:
             _rename(inner, {name: new for name, new in moved.items() if name not in own})
     for value in body.output:
         value.name = moved.get(value.name, value.name)
-
-
-def _packed(items: np.ndarray, dtype: str) -> bytes:
-    """Elements of a 2- or 4-bit type, one per byte, as ONNX packs them: the first in the lowest bits."""
-    per_byte = PACKED[dtype]
-    bits = 8 // per_byte
-    padded = np.zeros(-(-items.size // per_byte) * per_byte, np.uint8)
-    padded[: items.size] = items & ((1 << bits) - 1)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return bytes(np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1).astype(np.uint8))
