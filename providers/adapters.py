@@ -16,7 +16,7 @@ from outrider.providers.resident import form_of, is_foreign, signature_of
 from outrider.providers.rewriting import rewritten
 from outrider.providers.states import States, digest_of
 from outrider.providers.traits import Traits
-from outrider.providers.wire.dtypes import is_tensor, onnx_name
+from outrider.providers.wire.dtypes import is_tensor, name_as
 from outrider.providers.wire.failures import error_to_plain, first_names, text_of
 from outrider.shm.errors import OutriderError
 
@@ -164,7 +164,7 @@ def for_signature(unit: Unit, inputs: Sequence[Any]) -> Unit:
     arriving = []
     for value, item in zip(unit.inputs, inputs, strict=True):
         if isinstance(item, np.ndarray):
-            value = dataclasses.replace(value, dtype=onnx_name(item.dtype), shape=item.shape)
+            value = dataclasses.replace(value, dtype=name_as(item.dtype, value.dtype), shape=item.shape)
         elif is_foreign(item):
             dtype, shape = form_of(item)
             value = dataclasses.replace(value, dtype=dtype, shape=shape)

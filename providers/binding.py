@@ -26,7 +26,7 @@ from outrider.providers.resident import Resident, form_of, is_foreign, signature
 from outrider.providers.traits import Traits
 from outrider.providers.wire import values
 from outrider.providers.wire.declared import has_type, told
-from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, numpy_dtype, onnx_name
+from outrider.providers.wire.dtypes import NUMBER, is_string, is_tensor, name_as, numpy_dtype
 from outrider.providers.wire.spans import Trace, timed
 from outrider.shm.board import OWN, TENSOR, BoardWriter, Layout
 from outrider.shm.leases import PoolWriter
@@ -300,7 +300,7 @@ class BoundUnit:
             self._check(i, "string", value.ndim)
         if not has_type(value, declared.dtype):
             raise self._broken(port.name, declared.dtype, told(value))
-        chunks = values.encode(value)
+        chunks = values.encode(value, declared.dtype)
         target, number = self._places.blob(port.edge, slot, values.size(chunks), port.name)
         begun = monotonic_ns() if self._trace.on else 0
         at = 0
@@ -353,7 +353,7 @@ class BoundUnit:
     def _check_array(self, i: int, value: np.ndarray) -> str:
         """Its dtype, which is as declared."""
         try:
-            dtype = onnx_name(value.dtype)
+            dtype = name_as(value.dtype, self.unit.outputs[i].dtype)
         except ValueError as error:
             raise self._broken(
                 self.outputs[i].name, f"an array of {self.unit.outputs[i].dtype}", str(value.dtype)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.wire.dtypes import PACKED, numpy_dtype
+from outrider.providers.wire.dtypes import numpy_dtype
 from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.graph import Graph, Node, TensorRef
+from outrider.providers.wire.packing import extended, unpack
 from outrider.shm.weights import WeightMap
 
 
@@ -127,15 +128,8 @@ def _strings(view: memoryview, shape: tuple[int, ...], count: int) -> np.ndarray
 
 
 def _unpacked(view: memoryview, ref: TensorRef, dtype: np.dtype[Any], count: int) -> np.ndarray:
-    """2- and 4-bit elements, the first in the lowest bits (ONNX TensorProto.raw_data), one item each."""
-    per_byte = PACKED[ref.dtype]
-    bits = 8 // per_byte
-    data = np.frombuffer(view, np.uint8)
-    shifts = np.arange(per_byte, dtype=np.uint8) * bits
-    items = ((data[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:count].astype(np.uint8)
-    if ref.dtype in ("int4", "int2"):  # sign-extend, as ml_dtypes keeps them in one byte each
-        sign = 1 << (bits - 1)
-        items = ((items ^ sign).astype(np.int8) - np.int8(sign)).view(np.uint8)
+    """2- and 4-bit elements, one item each."""
+    items = extended(unpack(np.frombuffer(view, np.uint8), ref.dtype, count), ref.dtype)
     array = items.view(dtype).reshape(ref.shape)
     array.flags.writeable = False
     return array

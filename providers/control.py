@@ -83,6 +83,9 @@ class Control(threading.Thread):
         for fd in (channel.fileno(), self._wake.fileno(), self._coordinator):
             poll.register(fd, select.POLLIN)
         while True:
+            while (body := channel.receive()) is not None:
+                self.inbox.append(messages.unpack(body))
+                self.bell.ring()
             ready = {fd for fd, _ in poll.poll()}
             if self._coordinator in ready:
                 _end_with_coordinator()
@@ -95,9 +98,6 @@ class Control(threading.Thread):
                 channel.close(LINGER)
                 self._drained.set()
                 return
-            while (body := channel.receive()) is not None:
-                self.inbox.append(messages.unpack(body))
-                self.bell.ring()
 
     def _send_queued(self, patience: float) -> None:
         """Send what is queued, as far as there is room within so many seconds."""

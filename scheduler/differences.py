@@ -97,7 +97,7 @@ ABSENT: dict[str, dict[str, str]] = {
         "has_providers": "providers are the session's argument `providers=`",
         "set_provider_selection_policy": "providers are the session's argument `providers=`",
         "set_provider_selection_policy_delegate": "providers are the session's argument `providers=`",
-        "register_custom_ops_library": "a worker loads it: an option of the `ort` provider",
+        "register_custom_ops_library": "a worker loads it: `ort?custom_ops=/x/libops.so`",
         "set_ep_context_data_read_func": _COMPILED,
         "clear_ep_context_data_read_func": _COMPILED,
         "set_load_cancellation_flag": "`load_deadline` bounds a load",

@@ -134,7 +134,8 @@ def check_entry(key: str, text: str) -> None:
     """Check one of onnxruntime's session entries. Raises UnsupportedOptionError, or KeyError for one not listed."""
     accepted = ENTRIES[key]
     if accepted is not None and text not in accepted:
-        reason = _HINTS.get(key, f"only {' and '.join(map(repr, accepted))} can be had.")
+        only = " and ".join(map(repr, accepted))
+        reason = _HINTS.get(key, f"only {only} can be had; an `ort` provider takes the option 'session.{key}'.")
         raise unsupported_option(f"SessionOptions.config[{key!r}]", text, reason)
 
 

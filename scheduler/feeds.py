@@ -32,6 +32,7 @@ import numpy as np
 
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype, onnx_name
 from outrider.providers.wire.graph import Dim, Shape, Value
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.dlpack import described, from_dlpack
 from outrider.scheduler.errors import (
     DtypeMismatchError,
@@ -43,7 +44,6 @@ from outrider.scheduler.errors import (
     SymbolConflictError,
 )
 from outrider.scheduler.nodearg import split_type
-from outrider.scheduler.options import invalid_option
 from outrider.scheduler.ortvalue import OrtValue
 
 

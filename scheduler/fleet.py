@@ -17,13 +17,14 @@ from typing import Any
 
 from outrider.providers.wire import messages
 from outrider.scheduler import counters, interpreters
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.closing import Closing, check_fork
 from outrider.scheduler.cores import thread_share, usable_cores
 from outrider.scheduler.errors import OutriderError, ProviderUnavailableError
 from outrider.scheduler.health import ABSENT, told
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.muster import Muster
-from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.options import AT_ONCE, ProviderSpec, SessionOptions
 from outrider.scheduler.pickling import refusing
 from outrider.scheduler.probing import Probes
 from outrider.scheduler.requiring import nobody, not_started
@@ -49,7 +50,7 @@ class Fleet:
     def __init__(self, providers: Sequence[Any] | None) -> None:
         self._setup(parse_providers(providers), SessionOptions(), None)
         if not self.workers:
-            self.close()
+            self.close_here()
             raise nobody(self._absent)
 
     @classmethod
@@ -138,7 +139,10 @@ class Fleet:
         return self._workers.closed
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare`: the state of its spare."""
+        """provider -> {state, incarnation, deaths, quarantined}, see `health.told`.
+
+        `spare`: the state of its spare. `versions`: those of Python, numpy and pyzmq that its worker runs with.
+        """
         check_fork(self._workers.pid)
         found: dict[str, dict[str, Any]] = {}
         now = time.monotonic()
@@ -154,6 +158,8 @@ class Fleet:
                 now=now,
                 reason=reason,
             )
+            if worker.hello is not None:
+                found[worker.name]["versions"] = dict(worker.hello.versions)
             if worker.spare is not None:
                 found[worker.name]["spare"] = worker.spare.life.state
         return found

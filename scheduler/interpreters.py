@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -131,20 +132,31 @@ def _asked(path: str, env: dict[str, str], seconds: float) -> Found | str:
     if key in _known:
         return _known[key]
     try:
-        done = subprocess.run(
-            dying_with_us([path, "-c", _QUESTION]),
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=env, timeout=seconds,
-        )  # fmt: skip
+        code, out, error_out = _run(dying_with_us([path, "-c", _QUESTION]), env, seconds)
     except subprocess.TimeoutExpired:
         return f"it did not say which within {seconds:g} s"
     except OSError as error:
         return str(error)
-    said = [line[len(_MARK) :] for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if done.returncode or not said:
-        left = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        return ": ".join([f"asked for its version, it ended with status {done.returncode}", *left])
+    said = [line[len(_MARK) :] for line in out.splitlines() if line.startswith(_MARK)]
+    if code or not said:
+        left = (error_out or out).strip().splitlines()[-1:]
+        return ": ".join([f"asked for its version, it ended with status {code}", *left])
     version, numpy = json.loads(said[-1])
     found = Found(tuple(version), numpy)
     if numpy:
         _known[key] = found
     return found
+
+
+def _run(command: list[str], env: dict[str, str], seconds: float) -> tuple[int, str, str]:
+    """Exit code and what was written. It ends with all that it started: it may be a script around an interpreter."""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True,
+        errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            out, error_out = process.communicate(timeout=seconds)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, out, error_out

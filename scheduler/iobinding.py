@@ -13,12 +13,12 @@ import numpy as np
 
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.graph import Value
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.differences import Explained
 from outrider.scheduler.errors import DtypeMismatchError, InputNotFoundError, InputTypeError
 from outrider.scheduler.feeds import check_feeds, check_shape, unknown_input, unknown_output
 from outrider.scheduler.generation import Generation
 from outrider.scheduler.inplace import Array, Targets
-from outrider.scheduler.options import invalid_option
 from outrider.scheduler.ortvalue import OrtValue, array_at, check_device, checked_shape
 from outrider.scheduler.pickling import refusing
 from outrider.scheduler.steady import Signature

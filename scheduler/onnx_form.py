@@ -26,6 +26,7 @@ from onnx import AttributeProto, helper
 
 from outrider.providers.wire.dtypes import NUMBER, PACKED
 from outrider.providers.wire.graph import TensorRef
+from outrider.providers.wire.packing import pack
 from outrider.scheduler.functions import defined, value_names
 from outrider.scheduler.limits import MAX_BYTES, FunctionKey, function_key
 from outrider.scheduler.lowering import means_the_same
@@ -229,7 +230,7 @@ class _Maker:
         items = self.store.read(ref)
         if ref.dtype == "string":
             return helper.make_tensor(name, onnx.TensorProto.STRING, ref.shape, items.reshape(-1).tolist())
-        raw = items.tobytes() if ref.dtype not in PACKED else _packed(items.reshape(-1).view(np.uint8), ref.dtype)
+        raw = pack(items, ref.dtype).tobytes() if ref.dtype in PACKED else items.tobytes()
         return onnx.TensorProto(name=name, data_type=NUMBER[ref.dtype], dims=ref.shape, raw_data=raw)
 
 
@@ -252,13 +253,3 @@ def _rename(body: onnx.GraphProto, moved: Mapping[str, str]) -> None:
             _rename(inner, {name: new for name, new in moved.items() if name not in own})
     for value in body.output:
         value.name = moved.get(value.name, value.name)
-
-
-def _packed(items: np.ndarray, dtype: str) -> bytes:
-    """Elements of a 2- or 4-bit type, one per byte, as ONNX packs them: the first in the lowest bits."""
-    per_byte = PACKED[dtype]
-    bits = 8 // per_byte
-    padded = np.zeros(-(-items.size // per_byte) * per_byte, np.uint8)
-    padded[: items.size] = items & ((1 << bits) - 1)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return bytes(np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1).astype(np.uint8))

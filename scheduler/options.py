@@ -15,10 +15,7 @@ from typing import Any
 
 from outrider.scheduler import spec_text
 from outrider.scheduler.cancelling import CancelToken
-from outrider.scheduler.checked import Options
-from outrider.scheduler.checked import invalid_option as invalid_option
-from outrider.scheduler.checked import unknown_option as unknown_option
-from outrider.scheduler.checked import unsupported_option as unsupported_option
+from outrider.scheduler.checked import Options, invalid_option, unknown_option, unsupported_option
 from outrider.scheduler.cores import usable_cores
 from outrider.scheduler.dropin_options import (
     DISABLE_CPU_FALLBACK,
@@ -175,7 +172,10 @@ class SessionOptions(SessionAttributes):
             if key not in _CONFIG:
                 if is_foreign_entry(key):
                     name = f"SessionOptions.config[{key!r}]"
-                    raise unsupported_option(name, text, "that entry is not read; docs/differences.md lists which are.")
+                    reason = (
+                        f"docs/differences.md lists which are read; an `ort` provider takes the option 'session.{key}'."
+                    )
+                    raise unsupported_option(name, text, reason)
                 raise unknown_option(key, list(_CONFIG), "SessionOptions.config")
             accepted = _CONFIG[key]
             if accepted is None:

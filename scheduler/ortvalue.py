@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, numpy_dtype, onnx_name
+from outrider.scheduler.checked import invalid_option, unsupported_option
 from outrider.scheduler.differences import Explained
 from outrider.scheduler.dlpack import from_dlpack
 from outrider.scheduler.errors import DtypeMismatchError, InputTypeError, ShapeMismatchError
 from outrider.scheduler.nodearg import type_name
-from outrider.scheduler.options import invalid_option, unsupported_option
 from outrider.scheduler.pickling import refusing
 from outrider.shm.segment import address_of
 from outrider.shm.user import process_memory

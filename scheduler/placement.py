@@ -23,6 +23,7 @@ from outrider.providers.wire.pack import pack_graph, pack_model
 from outrider.providers.wire.spans import Recorder
 from outrider.scheduler import pins as pinning
 from outrider.scheduler import planning, story
+from outrider.scheduler.checked import invalid_option, unsupported_option
 from outrider.scheduler.claims import checked
 from outrider.scheduler.collector import collector_paused
 from outrider.scheduler.costs import Costs, estimate, measured
@@ -42,7 +43,7 @@ from outrider.scheduler.generation import RefusedUnit
 from outrider.scheduler.model import LoadedModel
 from outrider.scheduler.numbering import Blueprint
 from outrider.scheduler.onnx_form import onnx_form
-from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option, unsupported_option
+from outrider.scheduler.options import ProviderSpec, SessionOptions
 from outrider.scheduler.report import Refusal, group_declines
 from outrider.scheduler.requiring import not_all
 from outrider.scheduler.strategy import Decision, Question, decide, teams

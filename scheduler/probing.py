@@ -26,13 +26,14 @@ from outrider.providers.wire import messages
 from outrider.providers.wire.graph import Graph, Node, Value
 from outrider.providers.wire.pack import pack_graph, pack_model
 from outrider.scheduler import verdicts
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.dumps import stacks
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.lifecycle import exit_text, signal_name
 from outrider.scheduler.model import load_model
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.onnx_form import onnx_form
-from outrider.scheduler.options import ProviderSpec, invalid_option
+from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.provider_file import is_foreign, loads
 from outrider.scheduler.story import last_words
 from outrider.scheduler.verdicts import Verdict

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outrider.providers.contract import ProviderUnavailableError
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.errors import HeterogeneousPlacementRequiredError
-from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.options import ProviderSpec, SessionOptions
 from outrider.scheduler.report import Refusal, group_declines
 from outrider.scheduler.strategy import replicas
 

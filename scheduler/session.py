@@ -10,6 +10,7 @@ from typing import Any
 from outrider.providers.wire.spans import timed
 from outrider.scheduler.accounts import placement_report, session_stats
 from outrider.scheduler.asynchronous import AsyncRuns, Job, RunFuture
+from outrider.scheduler.checked import invalid_option, unsupported_option
 from outrider.scheduler.closing import check_fork, closed_error
 from outrider.scheduler.deploy import Deployer
 from outrider.scheduler.differences import Explained
@@ -23,14 +24,7 @@ from outrider.scheduler.iobinding import IOBinding, empty_for
 from outrider.scheduler.metadata import ModelMetadata
 from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.nodearg import NodeArg
-from outrider.scheduler.options import (
-    WEIGHING,
-    RunOptions,
-    SessionOptions,
-    invalid_option,
-    session_options,
-    unsupported_option,
-)
+from outrider.scheduler.options import WEIGHING, RunOptions, SessionOptions, session_options
 from outrider.scheduler.options import run_options as checked_run_options
 from outrider.scheduler.ortvalue import OrtValue
 from outrider.scheduler.passing import PassedOn

@@ -24,8 +24,9 @@ from typing import Any
 
 import tomllib
 
+from outrider.scheduler.checked import unknown_option
 from outrider.scheduler.errors import InvalidOptionError
-from outrider.scheduler.options import ProviderSpec, unknown_option
+from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.spec_text import FIELDS, read_bytes, read_cores, read_words
 from outrider.scheduler.specs import parse_provider, parse_providers, sourced, split_instance
 
@@ -79,7 +80,7 @@ def _spec(table: Mapping[str, Any], folder: str) -> ProviderSpec:
                 message = f"{key}={given[key]!r} is not valid: expected {error}."
                 raise InvalidOptionError(message, name=key, value=given[key], expected=str(error)) from error
     python = given.get("python")
-    if isinstance(python, str) and os.sep in python:
+    if isinstance(python, str) and python.strip():
         given["python"] = os.path.join(folder, os.path.expanduser(python))
     where = kind.partition(".py:")[0]
     if where != kind and not os.path.isabs(os.path.expanduser(where)):

@@ -28,17 +28,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.scheduler import spec_text
+from outrider.scheduler.checked import invalid_option, unsupported_option
 from outrider.scheduler.errors import (
     InvalidOptionError,
     UnknownOptionError,
     UnknownProviderError,
     UnsupportedOptionError,
 )
-from outrider.scheduler.options import ProviderSpec, invalid_option, unsupported_option
+from outrider.scheduler.options import ProviderSpec
 
 VARIABLE = "OUTRIDER_PROVIDERS"
 BUILT_IN = ("cpu", "null", "chaos", "ort")
-_NOT_BUILT = ("cuda", "sim", "openvino")
+_NOT_BUILT = {  # -> what there is instead
+    "cuda": "; ONNX Runtime's is CUDAExecutionProvider",
+    "sim": "",
+    "openvino": "; ONNX Runtime's is OpenVINOExecutionProvider",
+}
 _EXPECTED = (
     "'cpu', 'null', 'chaos', 'ort', 'package.module:Class', 'file.py:Class', one of these with '?key=value&...', "
     "(one of these, dict of options), or a ProviderSpec"
@@ -198,7 +203,8 @@ def _checked(spec: ProviderSpec) -> ProviderSpec:
     if word.endswith("ExecutionProvider") and not colon:
         base, word, colon, part = f"ort:{word}", "ort", ":", word
     if word in _NOT_BUILT:
-        raise unsupported_option("provider", spec.kind, f"this version has {', '.join(BUILT_IN)} and your own classes.")
+        others = f"there are {', '.join(BUILT_IN)} and your own classes{_NOT_BUILT[word]}."
+        raise unsupported_option("provider", spec.kind, others)
     suffix = f":{instance}" if instance else ""
     name = spec.name or base + suffix
     if word in BUILT_IN:

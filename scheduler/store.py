@@ -18,6 +18,7 @@ from onnx import numpy_helper
 
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, PACKED, numpy_dtype, storage_bytes
 from outrider.providers.wire.graph import TensorRef
+from outrider.providers.wire.packing import unpack
 from outrider.scheduler.limits import MAX_DENSE_BYTES
 from outrider.scheduler.model_errors import ModelLimitError, ModelLoadError, load_error
 from outrider.shm.segment import ALIGN
@@ -268,14 +269,6 @@ class WeightStore:
 def _packed_bytes(dtype: str, count: int) -> int:
     per_byte = PACKED.get(dtype)
     return -(-count // per_byte) if per_byte else storage_bytes(dtype, count)
-
-
-def unpack(data: np.ndarray, dtype: str, count: int) -> np.ndarray:
-    """`count` items of a 4- or 2-bit type, one per byte in its low bits; `data` holds several in a byte, low first."""
-    per_byte = PACKED[dtype]
-    bits = 8 // per_byte
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return ((data[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[:count]
 
 
 def _string_bytes(items: np.ndarray) -> np.ndarray:

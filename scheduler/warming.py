@@ -12,8 +12,9 @@ import numpy as np
 
 from outrider.providers.wire.dtypes import is_tensor, numpy_dtype
 from outrider.providers.wire.graph import Value
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.nodearg import split_type
-from outrider.scheduler.options import SessionOptions, invalid_option
+from outrider.scheduler.options import SessionOptions
 from outrider.scheduler.runner import Runner
 from outrider.scheduler.steady import Signature
 from outrider.scheduler.watching import Watch

@@ -29,8 +29,8 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 class Channel(Protocol):
     """One end of a channel, for one thread. Messages are not empty, arrive whole, in order, and once.
 
-    `fileno()` is polled. Whenever it is ready, and after each `send`, `receive` is to be called until it gives None:
-    there may be no second sign. `FULL`: what to poll it for while something waits to be sent.
+    `fileno()` is polled. Before that, always, `receive` is called until it gives None: there is no second sign of a
+    message that had come before. `FULL`: what to poll it for while something waits to be sent.
     """
 
     FULL: int

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -70,3 +70,26 @@ def interpreters(version: str) -> list[str]:
     kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}.*/bin/python{version}")
     found = [shutil.which(f"python{version}"), *map(str, kept)]
     return [one for one in found if one and subprocess.run([one, "-c", ""], capture_output=True).returncode == 0]
+
+
+def numpy_only(version: str | None = None) -> Path:
+    """The interpreter of an environment with numpy and nothing else: of this Python, or of a version at hand."""
+    return environment("numpy-only", NUMPY_ONLY, interpreters(version)[0] if version else sys.executable)
+
+
+def beside(folder: Path, files: Mapping[str, str], python: Path | None = None) -> Path:
+    """A new environment in `folder` with the packages of another one (None: of `numpy_only()`), and these files.
+
+    `files`: path in its site-packages -> content; those of the other environment come behind.
+    """
+    python = python or numpy_only()
+    base = _output([str(python), "-c", "import sys; print(sys._base_executable)"]).strip()
+    _output([base, "-m", "venv", "--without-pip", str(folder)])
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (others,) = python.parent.parent.glob("lib/python*/site-packages")
+    (packages / "zz_others.pth").write_text(f"{others}\n")
+    for name, content in files.items():
+        file = packages / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return folder / "bin" / "python"

@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 
-import msgpack
 import numpy
 
 from outrider.providers.contract import Claim, Provider
 from outrider.providers.wire import messages, values
+from outrider.providers.wire.codec import msgpack
 from outrider.providers.wire.failures import error_to_plain
 from outrider.shm.board import word
 
@@ -283,6 +283,8 @@ RUNS = {
     "an answer to nothing": lambda: say(messages.Stats(12345, {})),
     "claims again": lambda: say(messages.Claims(1, 1, [], [], None)),
     "unloaded": lambda: say(messages.Unloaded(1)),
+    "unloaded ten thousand times": lambda: [say(messages.Unloaded(1)) for _ in range(10_000)],
+    "too large": lambda: say(messages.pack(messages.Failed(1, 1, 1, 0, 0, {"message": "x" * (2 << 20)}))),
     "failed: of another": failed(partition=1),
     "failed: partition -1": failed(partition=-1),
     "failed: of a run to come": failed(run=1 << 40),

@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Callable, Mapping
 from functools import cache
 
+from tests.environments import interpreters
+
 
 def _lacks(*programs: str) -> Callable[[], bool]:
     return lambda: any(shutil.which(program) is None for program in programs)
@@ -41,6 +43,8 @@ REASONS: Mapping[str, Callable[[], bool]] = {
     "there is no gdb": _lacks("gdb"),
     "taskset": _lacks("taskset"),
     "unshare": _no_namespaces,
+    "there is no Python 3.10": lambda: not interpreters("3.10"),
+    "there is no Python 3.13": lambda: not interpreters("3.13"),
 }
 
 

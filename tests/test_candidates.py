@@ -73,7 +73,10 @@ def test_inspect_lists_nodes_when_asked(
     assert "Costly: not claimed" in table[1] and "cpu: at least" in table[1] and "2 µs claimed" in table[2]
     assert main(["inspect", str(path), "--nodes", "n9"]) == 2
     assert "no node" in capsys.readouterr().err
-    assert main(["inspect", str(path), "--json"]) == 0
+    monkeypatch.setenv("OUTRIDER_PROVIDERS", "null")  # over which what is given wins
+    listed = tmp_path / "providers.toml"
+    listed.write_text(f'[[provider]]\nkind = "{COSTLY}"\noptions = {{ cost = 2e-6 }}\n[[provider]]\nkind = "cpu"\n')
+    assert main(["inspect", str(path), "--providers-file", str(listed), "--json"]) == 0
     found = [[one["provider"] for one in node["claims"]] for node in json.loads(capsys.readouterr().out)["nodes"]]
     assert found == [[COSTLY, "cpu"], ["cpu"], [COSTLY, "cpu"]]
 

@@ -269,7 +269,15 @@ def test_fallback_to_the_cpu() -> None:
         theirs(options=foreign)
     with pytest.raises(errors.InvalidOptionError, match="disable_cpu_ep_fallback"):
         ours(options=foreign, providers=CPU)
+    (one,) = refuse_cpu(parse_providers(["CUDAExecutionProvider"]))
+    assert one.required == "all"
     assert [spec.required for spec in refuse_cpu(parse_providers(["null", "CUDAExecutionProvider"]))] == ["start"] * 2
+
+
+def test_a_provider_alone_that_must_take_every_node() -> None:
+    options = outrider.SessionOptions(config={"session.disable_cpu_ep_fallback": "1"})
+    with pytest.raises(errors.HeterogeneousPlacementRequiredError, match="Neg"):
+        ours(chain("Relu", "Neg"), options, [f"{ROOT}/tests/own_providers.py:MyProvider"])
 
 
 @pytest.mark.fast

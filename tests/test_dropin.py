@@ -1,5 +1,6 @@
 """A test module written for onnxruntime, as scripts use it. `test_dropin_outrider.py` runs it under another import."""
 
+import copy
 import json
 import os
 import threading
@@ -122,14 +123,21 @@ class PickableInferenceSession(ort.InferenceSession):
         super().__init__(model_path, **kwargs)
         self.model_path = model_path
 
+    def __getstate__(self):
+        return {"model_path": self.model_path}
+
+    def __setstate__(self, values):
+        self.__init__(values["model_path"], providers=CPU)
+
 
 def test_a_class_of_ones_own(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(linear())
-    sess = PickableInferenceSession(str(path), providers=CPU)
+    sess = PickableInferenceSession(str(path), providers=CPU, provider_options=[{}])
     sess.set_providers(["CPUExecutionProvider"])
-    assert sess.model_path == str(path)
-    np.testing.assert_allclose(sess.run(["y"], {"x": X})[0], Y, rtol=1e-6)
+    for one in (sess, copy.copy(sess)):
+        assert one.model_path == str(path)
+        np.testing.assert_allclose(one.run(["y"], {"x": X})[0], Y, rtol=1e-6)
 
 
 # Options ------------------------------------------------------------------------------------------------------------
@@ -360,7 +368,14 @@ def test_io_binding_to_memory(session):
     x, y = X.copy(), np.empty((2, 3), np.float32)
     binding = session.io_binding()
     binding.bind_input("x", "cpu", 0, np.float32, x.shape, x.ctypes.data)
-    binding.bind_output("y", "cpu", 0, np.float32, y.shape, y.ctypes.data)
+    binding.bind_output(
+        name="y",
+        device_type="cpu",
+        device_id=0,
+        element_type=np.float32,
+        shape=tuple(y.shape),
+        buffer_ptr=y.ctypes.data,
+    )
     session.run_with_iobinding(binding)
     np.testing.assert_allclose(y, Y, rtol=1e-6)
     x *= 2

@@ -11,9 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
-from outrider.scheduler import Fleet, InferenceSession, SessionOptions, errors, replica
+from outrider.providers.wire import messages
+from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions, errors, replica
 from tests import rogue_providers as rogue
 from tests.builders import chain, model, node, tensor
+from tests.environments import numpy_only
 
 SPEC = f"{rogue.__file__}:Rogue"
 ENOUGH = 60.0  # seconds; what is waited for here takes milliseconds
@@ -21,11 +23,11 @@ X = np.array([[-2, -1, 0.5, 3], [1, 2, 3, -4]], np.float32)
 BAD = np.array([[-99, -1, 0.5, 3], [1, 2, 3, -4], [1, 2, 3, -4]], np.float32)  # another shape, another layout
 
 MESSAGES = [
-    "garbage", "a list as a key", "keys of two kinds", "an unknown message", "a surplus field", "our own message",
-    "hello again", "start failed", "an answer to nothing", "claims again", "failed: of another",
+    "garbage", "too large", "a list as a key", "keys of two kinds", "an unknown message", "a surplus field",
+    "our own message", "hello again", "start failed", "an answer to nothing", "claims again", "failed: of another",
     "failed: partition -1", "failed: of a run to come", "failed: of a slot that is none",
 ]  # fmt: skip
-HARMLESS = ["unloaded", "failed: of another session", "done with a run to come"]
+HARMLESS = ["unloaded", "unloaded ten thousand times", "failed: of another session", "done with a run to come"]
 SPOKEN = {
     "error: another is blamed": "it was not me",
     "error: the session was closed": "SessionClosedError: it was not me",
@@ -40,11 +42,11 @@ class Stage:
     many: starting the fleet anew for each would take longer than all of them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: Path | None) -> None:
         self.order = folder / "order"
         self.order.write_text("")
         options = {"order": str(self.order), "operators": ["Relu", "SequenceConstruct"]}
-        self.fleet = Fleet([(SPEC, options), "cpu"])
+        self.fleet = Fleet([ProviderSpec(SPEC, options=options, python=python), "cpu"])
 
     def open(self, source: onnx.ModelProto) -> InferenceSession:
         return InferenceSession(source, options=SessionOptions(fleet=self.fleet, replay=False, fallback=False))
@@ -98,10 +100,14 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path, numpy_only() if getattr(request, "param", False) else None)
     with made.fleet:
         yield made
+
+
+# What is said on the control plane is said over ZeroMQ, and over the socket pair of an environment without it.
+over_both = pytest.mark.parametrize("stage", [False, True], indirect=True, ids=["zeromq", "pair"])
 
 
 def relu(x: np.ndarray) -> np.ndarray:
@@ -178,9 +184,13 @@ def test_the_reason_of_a_void_value_may_die_with_its_worker(stage: Stage, monkey
             stage.settle(session)
 
 
-def test_a_message_out_of_place_ends_who_sends_it(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+@over_both
+def test_a_message_out_of_place_ends_who_sends_it(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "MAX_BYTES", 1 << 20)
     with stage.open(chain("Relu")) as session:
-        for how in MESSAGES:
+        for how in MESSAGES if stage.fleet.workers[0].spec.python is None else MESSAGES[:2] + MESSAGES[5::4]:
             stage.settle(session)
             caplog.clear()
             before = stage.deaths()
@@ -193,6 +203,7 @@ def test_a_message_out_of_place_ends_who_sends_it(stage: Stage, caplog: pytest.L
         stage.settle(session)
 
 
+@over_both
 def test_what_is_late_or_read_by_nobody_does_no_harm(stage: Stage) -> None:
     with stage.open(chain("Relu", "Neg")) as session:
         for how in HARMLESS:
@@ -201,6 +212,7 @@ def test_what_is_late_or_read_by_nobody_does_no_harm(stage: Stage) -> None:
         assert stage.deaths() == 0
 
 
+@over_both
 def test_a_worker_that_hears_nothing_any_more_still_runs_and_is_ended_with_its_fleet(stage: Stage) -> None:
     with stage.open(chain("Relu")) as session:
         stage.heard(session, "closed control")

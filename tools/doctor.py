@@ -191,8 +191,12 @@ def _start(entry: ProviderSpec | str) -> dict[str, Any]:
         name = spec.display
         with Fleet([replace(spec, required="start")]) as fleet:
             seconds = time.perf_counter() - start
-            detail = f"starts in {milliseconds(seconds)}"
-            told: dict[str, Any] = {"name": name, "ok": True, "detail": detail, "seconds": seconds}
+            detail, versions = f"starts in {milliseconds(seconds)}", fleet.versions()[name]
+            if spec.python is not None:
+                detail += f" on {', '.join(map(' '.join, versions.items()))} of {spec.python}"
+            told: dict[str, Any] = {
+                "name": name, "ok": True, "detail": detail, "seconds": seconds, "versions": versions
+            }  # fmt: skip
             if spec.kind == "cpu":
                 told["compiled"] = _compiled(fleet, name)
                 told["detail"] = f"{detail}; {_kernels(told['compiled'])}"

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.errors import OutriderError, WorkerDiedError
-from outrider.scheduler.options import ProviderSpec, SessionOptions, invalid_option
+from outrider.scheduler.options import ProviderSpec, SessionOptions
 from outrider.scheduler.specs import parse_provider
 from outrider.tools.opening import SPECS, model_path, progress
 from outrider.tools.text import milliseconds, plain, visible

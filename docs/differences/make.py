@@ -100,6 +100,10 @@ ERRORS: dict[str, tuple[str, ...]] = {
     "EPFail, DeviceReset": ("ProviderUnavailableError", "WorkerDiedError", "ClaimBrokenError"),
 }  # fmt: skip
 
+ORT = """\
+What is refused below may be had of onnxruntime in a worker: the provider `ort` takes attributes and entries of its
+session as options, as in `ort?session.execution_mode=parallel&session.session.disable_prepacking=1`."""
+
 TITLES = {"onnxruntime": "The module"}
 
 
@@ -141,6 +145,7 @@ def page() -> str:
     lines += ["These attributes may have any value, since it makes no difference to results, and none here:", ""]
     lines += [f"- `{kind}`: {', '.join(f'`{name}`' for name in names)}" for kind, names in INDIFFERENT.items()]
     lines += [f"- options of `{CPU}`: {', '.join(f'`{name}`' for name in ARENA)}"]
+    lines += ["", ORT]
     lines += ["", "Of these only one value can be had:", "", "| `SessionOptions` | value | because |", "|---|---|---|"]
     lines += [f"| `{name}` | `{value!s}` | {reason.rstrip('.')} |" for name, (value, reason) in ONLY.items()]
     lines += ["", "Entries that are read (`add_session_config_entry`, `SessionOptions(config=...)`):", ""]

@@ -17,7 +17,7 @@ from outrider.providers.cpu.kernels.frame import Dynamic
 from outrider.providers.cpu.modes import BoundMode, OpMemory, immediate
 from outrider.providers.cpu.records import FOLDED, UNBOUND, Misfit, Record
 from outrider.providers.cpu.usage import out_of_memory, values
-from outrider.providers.wire.dtypes import is_tensor, numpy_dtype, onnx_name
+from outrider.providers.wire.dtypes import name_as
 from outrider.providers.wire.failures import fail
 from outrider.shm.errors import OutOfMemoryError
 
@@ -62,8 +62,7 @@ class Builder:
     def place(self, i: int, declared: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """The place of unit output `i`, asked for once."""
         assert self._place is not None
-        name = declared if is_tensor(declared) and numpy_dtype(declared) == dtype else onnx_name(dtype)
-        self.placed[i] = array = self._place(i, name, shape)
+        self.placed[i] = array = self._place(i, name_as(dtype, declared), shape)
         return array
 
     def keep(self, number: int) -> Item:

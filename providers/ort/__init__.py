@@ -27,9 +27,6 @@ from outrider.providers.ort.options import OrtOptions, parse_options
 from outrider.providers.ort.pieces import cut
 from outrider.providers.ort.program import Counters, OrtProgram
 from outrider.providers.ort.sessions import Builder, Built
-from outrider.providers.wire.dtypes import PACKED
-from outrider.providers.wire.failures import first_names
-from outrider.providers.wire.onnx_model import is_declarable
 
 
 class OrtProvider(Provider):
@@ -48,7 +45,6 @@ class OrtProvider(Provider):
         self._builder = Builder(self._ort, ep, self._options, context.threads)
         self._counters = Counters()
         self._programs = 0
-        self._asked: tuple[Graph, dict[str, str]] | None = None
 
     def claim(self, graph: Graph) -> list[Claim | Decline]:
         """What the execution provider takes: see `claims.py`."""
@@ -61,18 +57,17 @@ class OrtProvider(Provider):
                 return f"the option exclude={node.op_type} leaves it to others"
             if model.calls(node):
                 return "a call of a model function; its nodes are asked for one by one"
-            if node.name in model.foreign:
-                return model.foreign[node.name]
-            passed = [value for value in (*node.inputs, *node.captures) if value.name not in graph.constants]
-            if not all(is_declarable(value) for value in passed if value.name):
-                return "the type of what it reads is not known"
-            packed = sorted({value.dtype for value in (*passed, *node.outputs) if value.dtype in PACKED})
-            return f"it passes on {', '.join(packed)}, which onnxruntime packs" if packed else ""
+            return model.foreign.get(node.name, "")
 
         return claims_of(graph, self._builder, barred, self._options.cpu_fallback)
 
-    def compile(self, unit: Unit) -> Program:
+    def compile(self, unit: Unit) -> Run | Program:
         """Sessions for the unit. Raises ClaimBrokenError for nodes that the execution provider does not run."""
+        compiled = self._compiled(unit) if unit.outputs else _nothing
+        self._programs += 1
+        return compiled
+
+    def _compiled(self, unit: Unit) -> OrtProgram:
         model = unit.model
         assert model is not None
         mine = frozenset(node.name for node in unit.nodes)
@@ -88,16 +83,14 @@ class OrtProvider(Provider):
         pieces = cut(unit, attempt, said)
         if pieces.refused:
             reason = "; ".join(dict.fromkeys(pieces.refused.values()))
-            names = list(pieces.refused)
-            raise ClaimBrokenError(f"{first_names(names)}: {reason}", nodes=names, reason=reason)
-        self._programs += 1
-        return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters)
+            raise ClaimBrokenError(reason, nodes=list(pieces.refused), reason=reason)
+        return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters, self._compiled)
 
     def unload(self, compiled: Run | RunInto | Program) -> None:
         """Frees the sessions of a unit."""
-        assert isinstance(compiled, OrtProgram)
         self._programs -= 1
-        compiled.unload()
+        if isinstance(compiled, OrtProgram):
+            compiled.unload()
 
     def stats(self) -> Mapping[str, Any]:
         """Programs loaded, sessions built so far (questions included), runs bound, outputs returned by value."""
@@ -108,3 +101,8 @@ class OrtProvider(Provider):
             "sessions_built": self._builder.built,
             **asdict(self._counters),
         }
+
+
+def _nothing(inputs: Sequence[Any]) -> Sequence[Any]:
+    """The run of a unit whose outputs nobody reads."""
+    return []

@@ -1,9 +1,11 @@
 """A unit as one onnxruntime session, or as several in a row, bound to the places of its inputs and outputs.
 
 Inputs are bound by their addresses, and outputs whose shape is known to where their readers look for them; a run then
-only calls the sessions. A shape is known where the inputs are as declared and inference's shape of the output follows
-from theirs. Other outputs are bound anew in each run, since onnxruntime would write into what it returned before, and
-are copied once by the worker. What has no address (strings, sequences, maps, none) goes by value instead.
+only calls the sessions. onnxruntime wants the exact shape of what it is to write into, and declared shapes lie in real
+models. So the first run on inputs of some shapes takes place while it is bound, with outputs that onnxruntime makes;
+those that come out as expected have places from then on. The others are bound anew in each run, since onnxruntime would
+write into what it returned before, and are copied once by the worker. What has no address (strings, sequences, maps,
+none) goes by value instead.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -22,9 +25,12 @@ from outrider.providers.ort.library import said
 from outrider.providers.ort.sessions import Built, value_of
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, PACKED, is_tensor, numpy_dtype
 from outrider.providers.wire.failures import fail, first_names
+from outrider.providers.wire.packing import extended, pack, unpack
 from outrider.shm.errors import OutriderError
 
 _NODE = re.compile(r"Name:'(.*?)' Status Message", re.DOTALL)
+_Result = TypeVar("_Result")
+SIGNATURES = 1024  # of inputs, whose shapes of outputs are kept
 _NO_MEMORY = ("Failed to allocate memory", "bad allocation", "bad_alloc")
 
 
@@ -36,7 +42,7 @@ class Counters:
     returned: int = 0  # outputs that went by value, to be copied
 
 
-@dataclass
+@dataclass(eq=False)
 class _Step:
     """One session of a bound run. `late`: inputs that another session makes; `fresh`: outputs of unknown shape."""
 
@@ -49,83 +55,133 @@ class _Step:
 class OrtProgram(Program):
     """`pieces`: sessions in the order in which they run. `fragile`: a first run that fails takes the claim back."""
 
-    def __init__(self, ort: Any, unit: Unit, pieces: Sequence[Built], fragile: bool, counters: Counters) -> None:
+    def __init__(
+        self,
+        ort: Any,
+        unit: Unit,
+        pieces: Sequence[Built],
+        fragile: bool,
+        counters: Counters,
+        again: Callable[[Unit], OrtProgram],
+    ) -> None:
         self.pieces: list[Built] = list(pieces)
         self._ort = ort
         self._unit = unit
         self._fragile = fragile
         self._counters = counters
+        self._again = again
+        self._loose: OrtProgram | None = None
+        self._steps: weakref.WeakSet[_Step] = weakref.WeakSet()
+        self._outputs = [value.name for value in unit.outputs]
         self._values = {value.name: value for node in unit.nodes for value in node.outputs}
         self._values.update((value.name, value) for value in (*unit.inputs, *unit.outputs))
         told = [one for piece in pieces for one in zip(piece.makes, piece.session.get_outputs(), strict=True)]
         self._types = {name: str(one.type) for name, one in told}
         # An empty shape is a scalar's, or not known.
         self._inferred = {name: tuple(one.shape) for name, one in told if one.shape and all(map(_is_extent, one.shape))}
+        self._shapes: dict[tuple[tuple[int, ...], ...], dict[str, tuple[int, ...]]] = {}  # by those of the inputs
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
-        """See `Program.bind`. The callable raises KernelError with the node that onnxruntime names."""
+        """See `Program.bind`. The first call of what is returned must be for the present contents of the inputs.
+
+        Both raise KernelError with the node that onnxruntime names, or ClaimBrokenError.
+        """
         self._counters.bound += 1
+        arrays = [item if isinstance(item, np.ndarray) else None for item in inputs]
+        symbols = symbols_of(self._unit.inputs, arrays)
+        if symbols is None and any(value.shape is not None for value in self._unit.inputs):
+            return self._unshaped().bind(inputs, place)
         addressed = all(
-            isinstance(item, np.ndarray) and has_address(value.dtype)
+            isinstance(item, np.ndarray) and is_tensor(value.dtype) and value.dtype != "string"
             for value, item in zip(self._unit.inputs, inputs, strict=True)
         )
-        by_address = addressed and all(_is_plain(told) for told in self._types.values())
-        return self._told(self._bound(inputs, place) if by_address else self._by_value)
+        if not (addressed and all(map(_is_plain, self._types.values()))):
+            return self._told(self._by_value)
+        return self._told(self._told(lambda given: self._bound(given, symbols or {}, place))(inputs))
+
+    def _unshaped(self) -> OrtProgram:
+        """The same unit for inputs of any shape: what its inputs were declared as is not true."""
+        if self._loose is None:
+            inputs = tuple(replace(value, shape=None) for value in self._unit.inputs)
+            self._loose = self._again(replace(self._unit, inputs=inputs))
+        return self._loose
 
     # By address ----------------------------------------------------------------------------------------------------
-    def _bound(self, inputs: Sequence[np.ndarray], place: Place) -> Run:
-        arrays = {value.name: item for value, item in zip(self._unit.inputs, inputs, strict=True)}
-        symbols = symbols_of(self._unit.inputs, inputs)
-        outputs = [value.name for value in self._unit.outputs]
-        for i, value in enumerate(self._unit.outputs):
-            if (shape := self._shape(value, symbols)) is not None:
-                arrays[value.name] = place(i, value.dtype, shape)
-        placed = frozenset(arrays)
-        between = [self._values[name] for name in self._types if name not in outputs and name in self._values]
-        for value in between:
-            if (shape := self._shape(value, symbols)) is not None:
-                arrays[value.name] = np.empty(shape, numpy_dtype(value.dtype))
-        steps = [self._step(piece, arrays) for piece in self.pieces]
-        results: list[Any] = [None] * len(outputs)
-        if len(steps) == 1 and not steps[0].fresh:
-            session, binding = steps[0].session, steps[0].binding
+    def _bound(self, inputs: Sequence[np.ndarray], symbols: Mapping[str, int], place: Place) -> Run:
+        arrays = {
+            value.name: item for value, item in zip(self._unit.inputs, inputs, strict=True) if has_address(value.dtype)
+        }
+        signature = tuple(item.shape for item in inputs)
+        shapes = self._shapes.get(signature)
+        first: dict[str, Any] | None = None
+        if shapes is None:
+            first = _run([self._step(piece, arrays) for piece in self.pieces], self._packed(inputs))
+            came = {name: tuple(one.shape()) for name, one in first.items()}
+            shapes = {name: shape for name, shape in came.items() if shape == self._shape(name, symbols)}
+            if len(self._shapes) >= SIGNATURES:
+                self._shapes.pop(next(iter(self._shapes)))
+            self._shapes[signature] = shapes
+        for i, name in enumerate(self._outputs):
+            if name in shapes:
+                arrays[name] = place(i, self._values[name].dtype, shapes[name])
+        for name in shapes:  # between two sessions
+            if name not in arrays:
+                arrays[name] = np.empty(shapes[name], numpy_dtype(self._values[name].dtype))
+        run = self._repeated([self._step(piece, arrays) for piece in self.pieces], shapes, arrays)
+        if first is None:
+            return run
+        waiting: list[dict[str, Any]] = [first]
+
+        def call(given: Sequence[Any]) -> Sequence[Any]:
+            if not waiting:
+                return run(given)
+            made = waiting.pop()
+            for name in self._outputs:
+                if name in shapes:
+                    np.copyto(arrays[name], array_of(made[name]))
+            return self._answer(made, shapes)
+
+        return call
+
+    def _repeated(self, steps: Sequence[_Step], placed: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Run:
+        """What runs the sessions, and returns what has no place."""
+        if len(steps) == 1 and not (steps[0].fresh or steps[0].late):
+            (step,) = steps
+            results: list[Any] = [None] * len(self._outputs)
 
             def straight(_: Sequence[Any]) -> Sequence[Any]:
-                session.run_with_iobinding(binding)
+                step.session.run_with_iobinding(step.binding)
                 return results
 
             return straight
-        returned = [(i, name) for i, name in enumerate(outputs) if name not in placed]
-        counters = self._counters
 
         def run(given: Sequence[Any], keep: Mapping[str, np.ndarray] = arrays) -> Sequence[Any]:
-            made: dict[str, Any] = {}
-            for step in steps:
-                for name in step.late:
-                    step.binding.bind_ortvalue_input(name, made[name])
-                for _, name, _ in step.fresh:
-                    step.binding.bind_output(name)
-                step.session.run_with_iobinding(step.binding)
-                if step.fresh:
-                    got = step.binding.get_outputs()
-                    made.update((value, got[position]) for position, _, value in step.fresh)
-            counters.returned += len(returned)
-            answer: list[Any] = [None] * len(outputs)
-            for at, name in returned:
-                answer[at] = array_of(made[name])
-            return answer
+            return self._answer(_run(steps, self._packed(given)), placed)
 
         return run
 
-    def _shape(self, value: Value, symbols: Mapping[str, int] | None) -> tuple[int, ...] | None:
-        """What inference tells of an output or inner value for these inputs: Outrider's, else onnxruntime's."""
-        if symbols is None or value.name not in self._types or not has_address(value.dtype):
+    def _packed(self, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+        """OrtValues of the inputs that onnxruntime packs."""
+        given = zip(self._unit.inputs, inputs, strict=True)
+        return {value.name: packed_value(self._ort, x, value.dtype) for value, x in given if value.dtype in PACKED}
+
+    def _answer(self, made: Mapping[str, Any], placed: Mapping[str, Any]) -> list[Any]:
+        """What a bound callable returns: None for outputs that have places."""
+        answer = [None if name in placed else array_of(made[name]) for name in self._outputs]
+        self._counters.returned += sum(one is not None for one in answer)
+        return answer
+
+    def _shape(self, name: str, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
+        """The shape that inference tells of an output or inner value: Outrider's, else onnxruntime's."""
+        value = self._values.get(name)
+        if value is None or not has_address(value.dtype):
             return None
         shape = known_shape(value, symbols)
-        return self._inferred.get(value.name) if shape is None else shape
+        return self._inferred.get(name) if shape is None else shape
 
     def _step(self, piece: Built, arrays: Mapping[str, np.ndarray]) -> _Step:
         step = _Step(piece.session, piece.session.io_binding())
+        self._steps.add(step)
         for name in piece.inputs:
             if name in arrays:
                 step.binding.bind_input(name, "cpu", 0, *self._address(name, arrays[name]))
@@ -149,22 +205,24 @@ class OrtProgram(Program):
         for piece in self.pieces:
             feed = {name: self._fed(name, values[name]) for name in piece.inputs}
             values.update(zip(piece.makes, piece.session.run(list(piece.outputs), feed), strict=True))
-        self._counters.returned += len(self._unit.outputs)
-        return [values[value.name] for value in self._unit.outputs]
+        self._counters.returned += len(self._outputs)
+        return [values[name] for name in self._outputs]
 
     def _fed(self, name: str, item: Any) -> Any:
         """What `InferenceSession.run` understands: an OrtValue where numpy has no such type."""
         declared = self._values[name].dtype
-        if isinstance(item, np.ndarray) and item.dtype != object and has_address(declared):
+        if isinstance(item, np.ndarray) and declared in PACKED:
+            return packed_value(self._ort, item, declared)
+        if isinstance(item, np.ndarray) and has_address(declared):
             return value_of(self._ort, np.ascontiguousarray(item), NUMBER[declared])
         return item
 
     # Failures ------------------------------------------------------------------------------------------------------
-    def _told(self, run: Run) -> Run:
+    def _told(self, run: Callable[[Sequence[Any]], _Result]) -> Callable[[Sequence[Any]], _Result]:
         """The callable with failures that say which node it was."""
         proven = not self._fragile
 
-        def call(inputs: Sequence[Any]) -> Sequence[Any]:
+        def call(inputs: Sequence[Any]) -> _Result:
             nonlocal proven
             try:
                 results = run(inputs)
@@ -192,8 +250,26 @@ class OrtProgram(Program):
         fail(self._unit.nodes, self._unit.inputs, inputs, error)
 
     def unload(self) -> None:
-        """Let the sessions go; bindings that are still held keep theirs."""
+        """Let the sessions go, also from bindings that wait for the collector. Weights go last: sessions use them."""
+        for step in tuple(self._steps):
+            step.session = step.binding = None
         self.pieces.clear()
+        if self._loose is not None:
+            self._loose.unload()
+
+
+def _run(steps: Sequence[_Step], made: dict[str, Any]) -> dict[str, Any]:
+    """Run sessions one after another. `made`: inputs that are not bound; with what comes that has no place."""
+    for step in steps:
+        for name in step.late:
+            step.binding.bind_ortvalue_input(name, made[name])
+        for _, name, _ in step.fresh:
+            step.binding.bind_output(name)
+        step.session.run_with_iobinding(step.binding)
+        if step.fresh:
+            got = step.binding.get_outputs()
+            made.update((value, got[position]) for position, _, value in step.fresh)
+    return made
 
 
 # Values --------------------------------------------------------------------------------------------------------------
@@ -203,15 +279,15 @@ def has_address(dtype: str) -> bool:
 
 
 def _is_plain(told: str) -> bool:
-    """The same of onnxruntime's name of a type, 'tensor(float)'."""
-    return told.startswith("tensor(") and told != "tensor(string)" and not told.endswith(("int4)", "int2)", "e2m1)"))
+    """True for onnxruntime's names of types, 'tensor(float)', that arrays of numbers have."""
+    return told.startswith("tensor(") and told != "tensor(string)"
 
 
-def symbols_of(values: Iterable[Value], items: Iterable[Any]) -> dict[str, int] | None:
+def symbols_of(values: Iterable[Value], items: Iterable[np.ndarray | None]) -> dict[str, int] | None:
     """Symbol -> extent of the inputs of a run; None when they are not as declared, and nothing follows from that."""
     symbols: dict[str, int] = {}
     for value, item in zip(values, items, strict=True):
-        if value.shape is None:
+        if value.shape is None or item is None:
             continue
         if len(value.shape) != item.ndim:
             return None
@@ -247,7 +323,19 @@ def array_of(value: Any) -> np.ndarray:
     if dtype.isbuiltin == 1 and BY_NUMBER[number] == dtype.name:
         array: np.ndarray = value.numpy()
         return array
-    shape = tuple(value.shape())
-    memory = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(value.data_ptr())
+    shape, name = tuple(value.shape()), BY_NUMBER[number]
+    count = math.prod(shape)
+    nbytes = -(-count // PACKED[name]) if name in PACKED else count * dtype.itemsize
+    memory = (ctypes.c_char * nbytes).from_address(value.data_ptr())
     memory.keep = value
-    return np.frombuffer(memory, dtype).reshape(shape)
+    if name not in PACKED:
+        return np.frombuffer(memory, dtype).reshape(shape)
+    return extended(unpack(np.frombuffer(memory, np.uint8), name, count), name).view(dtype).reshape(shape)
+
+
+def packed_value(ort: Any, array: np.ndarray, dtype: str) -> Any:
+    """An OrtValue of a 2- or 4-bit type; `array` has one element per byte."""
+    room = np.zeros(array.shape, np.uint8)  # onnxruntime takes its shape, and reads as many bytes as that needs
+    data = pack(array, dtype)
+    room.reshape(-1)[: data.size] = data
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(room, NUMBER[dtype])

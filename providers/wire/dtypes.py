@@ -92,6 +92,16 @@ def onnx_name(dtype: np.dtype[Any]) -> str:
 
 
 @cache
+def name_as(dtype: np.dtype[Any], declared: str) -> str:
+    """`onnx_name` where a tensor of type `declared` is expected, or a sequence or optional of such.
+
+    Without `ml_dtypes`, raw integers are what they stand for there.
+    """
+    element = declared.rpartition("(")[2].rstrip(")")
+    return element if is_tensor(element) and numpy_dtype(element) == dtype else onnx_name(dtype)
+
+
+@cache
 def is_raw(dtype: str) -> bool:
     """True where `numpy_dtype` gives raw integers for want of `ml_dtypes`: bits to move, nothing to compute."""
     return dtype in _EXTENDED and numpy_dtype(dtype) == np.dtype(_EXTENDED[dtype][1])

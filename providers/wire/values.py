@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from outrider.providers.wire.codec import msgpack
-from outrider.providers.wire.dtypes import numpy_dtype, onnx_name, storage_bytes
+from outrider.providers.wire.dtypes import name_as, numpy_dtype, storage_bytes
 from outrider.providers.wire.errors import WireError
 
 _ALIGN = 64
@@ -28,9 +28,12 @@ def _padded(count: int) -> int:
     return -(-count // _ALIGN) * _ALIGN
 
 
-def encode(value: Any) -> list[Buffer]:
-    """The chunks whose concatenation is the encoded value. Raises WireError for values ONNX has no type for."""
-    body = _Body()
+def encode(value: Any, declared: str = "undefined") -> list[Buffer]:
+    """The chunks whose concatenation is the encoded value, which is to be of type `declared`.
+
+    Raises WireError for values ONNX has no type for.
+    """
+    body = _Body(declared)
     header = msgpack.packb(body.describe(value))
     lead = struct.pack("<Q", len(header)) + header
     return [lead + b"\0" * (_padded(len(lead)) - len(lead)), *body.buffers]
@@ -39,7 +42,8 @@ def encode(value: Any) -> list[Buffer]:
 class _Body:
     """What comes after the header. No closures: one that calls itself is a cycle that keeps the value alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, declared: str) -> None:
+        self.declared = declared
         self.buffers: list[Buffer] = []
         self._end = 0
 
@@ -55,7 +59,7 @@ class _Body:
             item = np.array(item, dtype=object)
         array = np.asarray(item)
         try:
-            dtype = onnx_name(array.dtype)
+            dtype = name_as(array.dtype, self.declared)
         except ValueError as error:
             raise WireError(str(error), where="value", reason="no ONNX type") from error
         shape = list(array.shape)

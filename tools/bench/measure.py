@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from outrider.scheduler.options import ProviderSpec
+
 WARM_SHARE = 6  # one uncounted call for so many counted ones, at the start of each round
 FEW = 20  # fewer calls than that have no 99th percentile
 
@@ -24,7 +26,7 @@ class Request:
     """What was asked for. `quick`: a few calls of everything, to see that it works; such figures are worth nothing.
 
     `models`: paths; `feeds`: the folder of their inputs, `NAME.npz` for `NAME.onnx`, else they lie beside it.
-    `threads`: only with so many; `compiled`: the option of the cpu provider.
+    `threads`: only with so many; `compiled`: the option of the cpu provider. `providers`: of one more session.
     """
 
     rounds: int = 7
@@ -33,6 +35,7 @@ class Request:
     feeds: str | None = None
     threads: int | None = None
     compiled: bool | str = True
+    providers: Sequence[ProviderSpec] = ()
 
     def calls(self, wanted: int) -> int:
         """How many calls to make where `wanted` would give a steady median."""

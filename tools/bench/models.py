@@ -1,7 +1,8 @@
 """The cpu provider beside other runtimes on real models: same threads, interleaved; and how long opening them takes.
 
-The provider is measured with its compiled kernels and in NumPy, onnxruntime as it comes (its threads spin while they
-wait) and with `allow_spinning=0`, `nxrt` and `openvino` where they are installed. Inputs are `NAME.npz` in the folder
+The provider is measured with its compiled kernels and in NumPy, a session on `--providers` if they are given,
+onnxruntime as it comes (its threads spin while they wait) and with `allow_spinning=0`, `nxrt` and `openvino` where they
+are installed. Inputs are `NAME.npz` in the folder
 `--feeds` or beside `NAME.onnx`, else made: standard normals, integers 0 or 1, sizes of 1 for free dimensions. Every
 runtime has a process of its own (`runtimes.py`). Between two variants there is a pause, since a pool that spins still
 takes a core for a while.
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,9 @@ def _compared(request: Request, path: str, feed: str, threads: int, means: _Take
             name: stack.enter_context(InferenceSession(path, providers=[_spec(threads, compiled)]))
             for name, compiled in OURS.items()
         }
+        if request.providers:
+            specs = [replace(spec, threads=spec.threads or threads) for spec in request.providers]
+            ours[_session_on(specs)] = stack.enter_context(InferenceSession(path, providers=specs))
         inputs = model_feed(request, path, ours[CPU])
         np.savez(feed, **inputs)
         for name, made in ours.items():
@@ -120,6 +124,10 @@ def _compared(request: Request, path: str, feed: str, threads: int, means: _Take
 
 def _spec(threads: int, compiled: bool) -> ProviderSpec:
     return ProviderSpec("cpu", threads=threads, options={"compiled": compiled})
+
+
+def _session_on(specs: Sequence[ProviderSpec]) -> str:
+    return f"session on {', '.join(spec.display for spec in specs)}"
 
 
 def _kernels(told: Mapping[str, Any]) -> str:

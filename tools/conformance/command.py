@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.errors import InvalidOptionError
-from outrider.scheduler.options import invalid_option
 from outrider.tools.opening import SPECS
 from outrider.tools.text import plain, visible
 

@@ -23,7 +23,7 @@ import onnx
 from onnx import numpy_helper
 
 from outrider.providers.wire.lasting import VARIABLE, cache_folder
-from outrider.scheduler.options import invalid_option
+from outrider.scheduler.checked import invalid_option
 
 KINDS = ("node", "real", "simple", "pytorch-converted", "pytorch-operator")
 _FOLDER = "a folder that can be written to, where the cases of ONNX's suite are kept"
