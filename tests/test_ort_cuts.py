@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from outrider.providers.wire.onnx_model import is_declarable
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions
@@ -19,7 +20,7 @@ from outrider.scheduler.placement import plan_nodes
 from tests.builders import model, node, tensor
 from tests.models import MODELS, feeds, model_path, tolerance
 from tests.onnx_parts import agree, direct
-from tests.test_onnx_parts import CASES
+from tests.test_onnx_parts import CASES, floats, of_two_opsets
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +205,16 @@ def test_whatever_is_in_a_model_crosses_workers(fleet: Fleet, name: str, provide
         owner.update((value.name, pins[one.name]) for value in one.outputs)
     results, _ = run(fleet, made, providers, pins, feed)
     agree(results, direct(made, feed))
+
+
+def test_what_onnxruntime_would_misread_goes_to_another_provider(fleet: Fleet) -> None:
+    """Nodes inlined from a function of another opset, where that means another thing; onnxruntime refuses the model."""
+    made, feed = of_two_opsets(), {"x": floats(2, 3, 4), "c": np.array(True)}
+    options = SessionOptions(fleet=fleet, optimization="none")
+    with InferenceSession(made, providers=["ort", "cpu"], options=options) as session:
+        (y,) = session.run(None, feed)
+        report = session.placement().to_dict()
+    np.testing.assert_allclose(y, ReferenceEvaluator(made).run(None, feed)[0], rtol=1e-6)
+    owner = {one["name"]: one["provider"] for one in report["nodes"]}
+    assert {name for name, provider in owner.items() if provider == "cpu"} == {"#0/#0", "#0/#1", "#1"}
+    assert all("opset 11" in one["reason"] for one in report["declines"] if one["provider"] == "ort")
