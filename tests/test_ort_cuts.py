@@ -19,7 +19,7 @@ from outrider.scheduler.model import load_model
 from outrider.scheduler.placement import plan_nodes
 from tests.builders import model, node, tensor
 from tests.models import MODELS, feeds, model_path, tolerance
-from tests.onnx_parts import agree, direct
+from tests.onnx_parts import agree, direct, in_parts, opened
 from tests.test_onnx_parts import CASES, floats, of_two_opsets
 
 
@@ -179,6 +179,15 @@ def loop(rng: random.Random, i: int, a: str, b: str) -> onnx.NodeProto:
 
 def random_feed(seed: int) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(seed).integers(-2, 3, (4, 8)).astype(np.float32) / 2}
+
+
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_random_graphs_in_parts(seed: int) -> None:
+    """In this process, where more of them can be tried."""
+    made, feed = random_model(seed), random_feed(seed)
+    rng = random.Random(seed)
+    with opened(made) as (graph, shipment):
+        agree(in_parts(graph, shipment, feed, lambda one: rng.randint(0, 2)), direct(made, feed))
 
 
 @pytest.mark.parametrize("seed", range(10))
