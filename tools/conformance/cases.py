@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.tools.conformance.contract import BASIC, CONTRACTS, WHOLE, Contract, WholeContract
 from outrider.tools.conformance.operators import SUITE, Case, Selection, own_cases, suite_cases
 from outrider.tools.conformance.outcomes import HANG, PASS, UNSUPPORTED, Outcome
 from outrider.tools.conformance.running import Rig
-from outrider.tools.conformance.specimens import SPECIMENS, Specimen, built
+from outrider.tools.conformance.specimens import SPECIMENS, Specimen, built, fixed
 from outrider.tools.conformance.suite import load_suite
 
 CONTRACT = "contract"  # the first part of a case's name
@@ -76,11 +76,11 @@ def _contract_results(rig: Rig, selection: Selection, tell: Tell) -> Iterator[Re
         graph = built(specimen)
         if not selection.content(Case(specimen.name, graph.proto.SerializeToString(), [], 0, 0)):
             continue
-        basic = _contract_result(rig, BASIC, specimen, tell)
+        tried, basic = _basic(rig, specimen, tell)
         if asked(BASIC, specimen):
             yield basic
         if basic.outcome.kind == PASS:
-            taken.append(specimen)
+            taken.append(tried)
     for one in CONTRACTS:
         for specimen in filter(one.suits, taken):
             if asked(one, specimen):
@@ -88,6 +88,17 @@ def _contract_results(rig: Rig, selection: Selection, tell: Tell) -> Iterator[Re
     for whole in WHOLE:
         if asked(whole):
             yield _whole_result(rig, whole, taken, tell)
+
+
+def _basic(rig: Rig, specimen: Specimen, tell: Tell) -> tuple[Specimen, Result]:
+    """Whether it takes a specimen and answers it; one that is declined for its free dimensions is tried without."""
+    basic = _contract_result(rig, BASIC, specimen, tell)
+    if basic.outcome.kind == UNSUPPORTED:
+        other = _contract_result(rig, BASIC, fixed(specimen), tell)
+        if other.outcome.kind != UNSUPPORTED:
+            reason = other.outcome.reason or f"with fixed shapes only: {basic.outcome.reason}"
+            return fixed(specimen), replace(other, outcome=replace(other.outcome, reason=reason))
+    return specimen, basic
 
 
 def _contract_result(rig: Rig, one: Contract, specimen: Specimen, tell: Tell) -> Result:

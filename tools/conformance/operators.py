@@ -19,7 +19,7 @@ from outrider.scheduler.numbering import RANDOM
 from outrider.tools.conformance.compare import difference
 from outrider.tools.conformance.outcomes import Outcome
 from outrider.tools.conformance.running import Rig, answers, forms
-from outrider.tools.conformance.specimens import SPECIMENS, Specimen, built
+from outrider.tools.conformance.specimens import SPECIMENS, Specimen, built, fixed
 from outrider.tools.conformance.suite import Suite
 
 SUITE, OWN = "onnx", "own"  # the first part of a case's name
@@ -138,7 +138,7 @@ def suite_cases(suite: Suite, selection: Selection) -> Iterator[Case]:
 
 
 def own_cases(selection: Selection) -> Iterator[Case]:
-    """Every specimen in each of its dtypes and in older opsets, operands that are broadcast, and scalars."""
+    """Every specimen in its dtypes, without free dimensions, in older opsets, and with operands to broadcast."""
     for specimen in SPECIMENS:
         for suffix, variant in _variants(specimen):
             name = f"{OWN}/{specimen.name}-{suffix}"
@@ -151,6 +151,7 @@ def own_cases(selection: Selection) -> Iterator[Case]:
 def _variants(specimen: Specimen) -> Iterator[tuple[str, Specimen]]:
     for dtype in specimen.dtypes:
         yield dtype, dataclasses.replace(specimen, dtype=dtype)
+    yield "fixed-shapes", fixed(specimen)
     for opset in specimen.older:
         if _written_alike(specimen, opset):
             yield f"opset{opset}", dataclasses.replace(specimen, opset=opset)

@@ -15,6 +15,7 @@ from outrider.scheduler.errors import OutriderError
 from outrider.scheduler.worker import Worker
 from outrider.tools.conformance.compare import difference
 from outrider.tools.conformance.outcomes import CRASH, HANG, NotForIt, Outcome, classify
+from outrider.tools.conformance.specimens import SPECIMENS, built
 
 START = 30.0  # seconds; a busy machine needs some, and one start that hangs ends it all
 COMPANION = "companion"  # computes what the provider under test declines
@@ -32,7 +33,9 @@ class Rig:
         self.name = spec.display
         self.deadline = deadline
         self._fleet: Fleet | None = None
-        self.fleet  # noqa: B018  whether it starts at all
+        options = SessionOptions(fleet=self.fleet)  # which starts, or does not
+        # It may have to compile its kernels first, for which the deadline of the cases is not meant.
+        InferenceSession(built(SPECIMENS[0]).proto, providers=[COMPANION], options=options).close()
 
     @property
     def fleet(self) -> Fleet:

@@ -28,7 +28,7 @@ NUMBERS = (*FLOATS, "int32", "int64")
 
 Shape = tuple[Any, ...]
 Array = np.ndarray[Any, Any]
-_TOLERANCES = {"float16": (1e-2, 2e-3)}
+_TOLERANCES = {"float16": (1e-2, 2e-3), "float64": (1e-9, 1e-10)}  # relative and absolute
 _TOLERANCE = (1e-3, 1e-5)
 
 
@@ -58,8 +58,8 @@ class Specimen:
     `dtypes`: for which it is a case, the first one where nothing else is said. `older`: opsets in which it is one, too,
     if it is written alike there. `like`: its only output has the dtype and shape of `x`, its only input. `elementwise`:
     it can be given scalars. `special`: values that are not finite and that ONNX leaves no doubt about. `positive`:
-    inputs are. `joins`: inputs must have the same rows. `large`: rows with which results are large enough to lie in the
-    output pool.
+    inputs are. `coarse`: they are 0 and 1, so that some are equal. `joins`: inputs must have the same rows. `large`:
+    rows with which results are large enough to lie in the output pool.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Specimen:
     elementwise: bool = False
     special: tuple[float, ...] = ()
     positive: bool = False
+    coarse: bool = False
     joins: bool = False
     large: int = 4096
 
@@ -138,8 +139,8 @@ class Specimen:
         }
 
     def _drawn(self, random: np.random.Generator, shape: Sequence[int], dtype: str) -> Array:
-        if dtype == "bool":
-            return random.integers(0, 2, size=shape).astype(bool)
+        if dtype == "bool" or self.coarse:
+            return random.integers(0, 2, size=shape).astype(numpy_dtype(dtype))
         if "int" in dtype:
             low = 1 if dtype.startswith("uint") or self.positive else -9
             return random.integers(low, 10, size=shape).astype(numpy_dtype(dtype))
@@ -163,9 +164,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Built:
-    """A graph of parts. `shapes`: of its inputs; `outputs`: every output of every part."""
+    """A graph of parts, whose outputs are those of its parts, but for the parts of these prefixes."""
 
     parts: tuple[Part, ...]
+    hidden: frozenset[str] = frozenset()
     free_only: bool = False
 
     @cached_property
@@ -189,12 +191,13 @@ class Built:
                 made = [prefix + one for one in step.outputs.split()]
                 label = f"{prefix}{specimen.name}.{number}"
                 nodes.append(helper.make_node(step.op, read, made, name=label, **step.attributes))
-            for name, dtype in specimen.outputs.items():
+            for name, dtype in specimen.outputs.items() if prefix not in self.hidden else ():
                 outputs.append(helper.make_tensor_value_info(prefix + name, NUMBER[dtype or specimen.kind], None))
         fed = [helper.make_tensor_value_info(name, NUMBER[kind], shape) for name, (kind, shape) in inputs.items()]
         graph = helper.make_graph(nodes, "specimen", fed, outputs, initializers)
         opset = self.parts[0].specimen.opset
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True)  # outputs must have some shape
 
     @cached_property
     def _reference(self) -> ReferenceEvaluator:
@@ -241,6 +244,16 @@ def scalar(specimen: Specimen) -> Specimen:
     return replace(specimen, x=(), more=dict.fromkeys(specimen.more, ()))
 
 
+def fixed(specimen: Specimen) -> Specimen:
+    """The same without free dimensions."""
+
+    def sized(shape: Shape) -> Shape:
+        return tuple(SIZE if isinstance(dim, str) else dim for dim in shape)
+
+    more = {name: sized(shape) for name, shape in specimen.more.items()}
+    return replace(specimen, x=sized(specimen.x), more=more)
+
+
 def widened(specimen: Specimen, width: int) -> Specimen:
     """The same with another width."""
 
@@ -271,6 +284,7 @@ def _binary(op: str, **more: Any) -> Specimen:
     )
 
 
+_ROUNDED = ("float32", "float16")  # onnx.reference rounds erf to float32
 _INF = (np.inf, -np.inf)
 _ALL = (*_INF, np.nan)
 _ONES = {"w": Constant((WIDTH, WIDTH)), "b": Constant((WIDTH,))}
@@ -299,11 +313,11 @@ SPECIMENS = (
     _unary("Abs", _ALL, dtypes=NUMBERS),
     _unary("Exp", _ALL),
     _unary("Sqrt", (np.inf, np.nan), positive=True),
-    _unary("Erf", _INF),
+    _unary("Erf", _INF, dtypes=_ROUNDED),
     _unary("Floor", _INF),
     _unary("Identity", _ALL, dtypes=(*NUMBERS, "bool", "uint8", "int8")),
     _unary("LeakyRelu", attributes={"alpha": 0.1}),
-    _unary("Gelu"),
+    _unary("Gelu", dtypes=_ROUNDED),
     _unary("Not", dtypes=("bool",)),
     Specimen("Softmax", _one("Softmax", axis=-1), like=True),
     Specimen("Clip", _one("Clip", "x low high"), {"low": Constant(value=-0.5), "high": Constant(value=0.5)}, like=True),
@@ -330,7 +344,8 @@ SPECIMENS = (
     Specimen("Cast", _one("Cast", to=int(NUMBER["int64"])), outputs={"y": "int64"}, dtypes=("float32", "int32")),
     Specimen("Split", _one("Split", "x", "y z", axis=1, num_outputs=2), outputs={"y": "", "z": ""}, dtypes=NUMBERS),
     Specimen("Where", _one("Where", "m x b"), {"m": Constant((WIDTH,), "bool")}, more={"b": ROWS}, joins=True),
-    Specimen("Equal", _one("Equal", "x b"), more={"b": ROWS}, outputs={"y": "bool"}, dtypes=NUMBERS, joins=True),
+    Specimen("Equal", _one("Equal", "x b"), more={"b": ROWS}, outputs={"y": "bool"}, dtypes=NUMBERS, joins=True,
+             coarse=True),
     Specimen("Conv", (Step("Conv", "x w b", "y", _PADS),), _FILTER, x=IMAGE, large=128),
     Specimen("Conv-no-bias", _one("Conv", "x w", strides=[2, 2]), {"w": _FILTER["w"]}, x=IMAGE, large=256),
     Specimen("ConvTranspose", _one("ConvTranspose", "x w"), {"w": Constant((3, 4, 2, 2))}, x=IMAGE, large=24),
@@ -356,7 +371,8 @@ SPECIMENS = (
     Specimen("Gemm+Relu", (Step("Gemm", "x w b", "s"), Step("Relu", "s", "y")), _ONES, like=True),
     Specimen(
         "MatMul+Add+Gelu",
-        (Step("MatMul", "x w", "p"), Step("Add", "p b", "s"), Step("Gelu", "s", "y")), _ONES, like=True,
+        (Step("MatMul", "x w", "p"), Step("Add", "p b", "s"), Step("Gelu", "s", "y")), _ONES, dtypes=_ROUNDED,
+        like=True,
     ),
     Specimen("Add+Relu", (Step("Add", "x b", "s"), Step("Relu", "s", "y")), more={"b": ROWS}, joins=True),
     Specimen("Sigmoid+Mul", (Step("Sigmoid", "x", "s"), Step("Mul", "x s", "y")), like=True),
