@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import logging
+import os
 import re
 import types
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 import outrider
 from outrider import errors
@@ -260,7 +261,14 @@ def test_other_providers_for_a_session(session: outrider.InferenceSession) -> No
 def test_fallback_to_the_cpu() -> None:
     options = outrider.SessionOptions()
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    for listed in (None, CPU, ["CUDAExecutionProvider", "cpu"], ["ort"], ["null", "ort:CPUExecutionProvider"]):
+    for listed in (
+        None,
+        CPU,
+        ["CUDAExecutionProvider", "cpu"],
+        ["ort"],
+        ["null", "ort:CPUExecutionProvider"],
+        ["CUDAExecutionProvider?cpu_fallback=true"],
+    ):
         with pytest.raises(errors.InvalidOptionError, match="disable_cpu_ep_fallback"):
             ours(options=options, providers=listed)
     foreign = onnxruntime.SessionOptions()
@@ -269,8 +277,9 @@ def test_fallback_to_the_cpu() -> None:
         theirs(options=foreign)
     with pytest.raises(errors.InvalidOptionError, match="disable_cpu_ep_fallback"):
         ours(options=foreign, providers=CPU)
-    (one,) = refuse_cpu(parse_providers(["CUDAExecutionProvider"]))
-    assert one.required == "all"
+    for alone in ("CUDAExecutionProvider", ("ort", {"library": "/x/libep.so", "cpu_fallback": False})):
+        (one,) = refuse_cpu(parse_providers([alone]))
+        assert one.required == "all"
     assert [spec.required for spec in refuse_cpu(parse_providers(["null", "CUDAExecutionProvider"]))] == ["start"] * 2
 
 
@@ -290,6 +299,38 @@ def test_a_model_may_be_a_proto(session: outrider.InferenceSession) -> None:
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.maximum(X, 0))
     with pytest.raises(TypeError):
         onnxruntime.InferenceSession(RELU)
+
+
+@pytest.mark.fast
+def test_models_in_ort_format() -> None:
+    with pytest.raises(errors.ModelLoadError):
+        ours(b"\x18\0\0\0ORTM" + bytes(64))
+
+
+def test_operators_of_the_cpu_provider() -> None:
+    """One that onnxruntime has for its optimiser's use, and `cpu` has not."""
+    product = node("TransposeMatMul", "x x", "y", "product", domain="com.microsoft", transA=1)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    made = model([product], [tensor("x", ["N", 4])], [tensor("y", [4, 4])], opset_imports=opsets)
+    (expected,) = theirs(made).run(None, {"x": X})
+    with pytest.raises(errors.UnsupportedOpError, match="com.microsoft::TransposeMatMul"):
+        ours(made, providers=CPU)
+    with ours(made, providers=[*CPU, "ort"]) as session:
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], expected, rtol=1e-6)
+
+
+def test_a_fork_of_the_process(session: outrider.InferenceSession) -> None:
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            session.run(None, {"x": X})
+        except errors.ForkedSessionError:
+            status = 7
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.maximum(X, 0))
 
 
 @pytest.mark.fast
