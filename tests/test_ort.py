@@ -359,6 +359,16 @@ def test_an_execution_provider_gets_what_it_takes_and_runs(name: str, takes: set
             assert declines["Tanh"] == declines["Sigmoid"]
 
 
+def test_what_fails_in_its_first_run_goes_to_the_next_provider() -> None:
+    with outrider.InferenceSession(mlp(), providers=pretended("Weak", "ort")) as session:
+        assert {one for one, provider in shares(session).items() if provider == "Weak"} == OTHERS
+        for _ in range(2):
+            np.testing.assert_allclose(session.run(None, X)[0], alone(mlp(), "none").run(None, X)[0], rtol=1e-6)
+        assert {one for one, provider in shares(session).items() if provider == "Weak"} == OTHERS - {"tanh"}
+        (reason,) = [one["reason"] for one in session.placement().to_dict()["declines"] if one["op"] == "Tanh"]
+        assert reason == "onnxruntime took it and cannot run it: no such shape here"
+
+
 def test_what_it_leaves_to_the_cpu_provider_may_be_taken_too() -> None:
     with outrider.InferenceSession(mlp(), providers=pretended("Choosy", cpu_fallback="true")) as session:
         assert set(shares(session).values()) == {"Choosy"}
