@@ -353,7 +353,11 @@ class LoadedSession:
             while steady is not None and not steady.fits():
                 steady = steady.other
             if steady is not None:
-                steady = self._repeated(lane, steady, run)
+                try:
+                    steady.repeat(run, self._cancelled, doing)
+                except NotInPlaceError:
+                    self._not_repeated(lane)
+                    steady = None
             if steady is None:
                 begun = begun or monotonic()
                 self._run(lane, run)
@@ -373,16 +377,11 @@ class LoadedSession:
             lane.rest = rest - 1
         return ended
 
-    def _repeated(self, lane: Lane, steady: Steady, run: int) -> Steady | None:
-        """Repeat a run; None if that turned out to be impossible, with nothing published."""
-        try:
-            steady.repeat(run, self._cancelled, self._doing)
-        except NotInPlaceError:
-            self._doing[STEP] = 0
-            self._pool.give_back_all()
-            lane.steady.clear()
-            return None
-        return steady
+    def _not_repeated(self, lane: Lane) -> None:
+        """A run cannot be repeated after all; nothing of it is published."""
+        self._doing[STEP] = 0
+        self._pool.give_back_all()
+        lane.steady.clear()
 
     def _run(self, lane: Lane, run: int) -> None:
         """The general way: whatever the inputs are, wherever they lie."""

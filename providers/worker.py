@@ -213,7 +213,8 @@ class Worker:
             return None
         data, weights, moved, foreign = unpack_model(packed)
         arrays = LazyConstants(constants, weights)
-        made = self.models[session] = OnnxModel(constants.array(data).data, arrays, moved, foreign)
+        files = [name for name, ref in weights.items() if ref.path]
+        made = self.models[session] = OnnxModel(constants.array(data).data, arrays, moved, foreign, files)
         return made
 
     def claims(self, message: messages.Claim) -> messages.Claims:

@@ -110,6 +110,7 @@ class Fleet:
             if spec.required:
                 raise not_started(error, others=not self._alone) from error
             self._absent[spec.display] = str(error.reason)
+            log.warning("the fleet goes on without provider %s: %s", spec.display, error.reason)
 
     # The user's side ------------------------------------------------------------------------------------------------
     def close(self) -> None:

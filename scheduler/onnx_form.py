@@ -3,9 +3,10 @@
 The bytes lie in a weight segment like any constant. They differ from the skeleton in what a worker could not mend:
 
 - `Constant` nodes of the graph are initializers of their outputs' names;
-- a large tensor is an initializer of the graph, `external_data` naming no file; one that a body owns moves out of it,
-  under a name of its own; one within a function or an attribute is written out, since nothing there can refer to one,
-  and so is one of a type that arrays have no common form for;
+- a large tensor is an initializer of the graph, its `external_data` naming its file from the root folder on, or nothing
+  where it lies in a weight segment; one that a body owns moves out of it, under a name of its own; one within a
+  function or an attribute is written out, since nothing there can refer to one, and so is one of a type that arrays
+  have no common form for;
 - an output of a body that is such a one, or another output too, is a copy of it;
 - inputs, outputs and training data are left out: a part gets inputs and outputs of its own;
 - an IR version below 4 is 4, the first in which an initializer need not be an input: those that are none are constants
@@ -143,9 +144,10 @@ class _Maker:
                 nodes.append(node)
                 self._owner = node.name
                 self.node(node)
-        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(kept)
+        if len(nodes) < len(graph.node):
+            kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+            del graph.node[:]
+            graph.node.extend(kept)
         for tensor in graph.initializer:
             self._refer(tensor)
 
@@ -211,6 +213,11 @@ class _Maker:
             tensor.CopyFrom(self._written(ref, tensor.name))
         else:
             self.weights[tensor.name] = ref
+            if ref.path:  # onnxruntime maps a file that it is told, at no cost; other weights it copies for a while
+                del tensor.external_data[:]
+                place = {"location": ref.path.lstrip("/"), "offset": ref.offset, "length": ref.nbytes}
+                for key, item in place.items():
+                    tensor.external_data.add(key=key, value=str(item))
 
     def write_out(self, node: onnx.NodeProto) -> None:
         """Put the bytes of large tensors among a node's attributes back into it."""

@@ -74,7 +74,7 @@ def teams(specs: Sequence[ProviderSpec]) -> list[list[int]]:
     found: dict[Hashable, list[int]] = {}
     for position, spec in enumerate(specs):
         kind = replace(target(spec.kind), instance=0)
-        alike = (kind, repr(sorted(spec.options.items())), tuple(sorted(spec.env.items())), spec.threads)
+        alike = (kind, repr(sorted(spec.options.items())), tuple(sorted(spec.env.items())), spec.threads, spec.python)
         found.setdefault(alike, []).append(position)
     return list(found.values())
 

@@ -42,7 +42,8 @@ def shipped(loaded: LoadedModel) -> OnnxModel:
     form = onnx_form(loaded)
     loaded.store.seal()
     data, weights, moved, foreign = unpack_model(pack_model(form.data, form.weights, form.moved, form.foreign))
-    return OnnxModel(loaded.store.read(data).data, Weights(loaded.store, weights), moved, foreign)
+    files = [name for name, ref in weights.items() if ref.path]
+    return OnnxModel(loaded.store.read(data).data, Weights(loaded.store, weights), moved, foreign, files)
 
 
 @contextmanager
@@ -56,10 +57,13 @@ def opened(model: Any, **more: Any) -> Iterator[tuple[Graph, OnnxModel]]:
         loaded.store.close()
 
 
-def options() -> onnxruntime.SessionOptions:
-    """As written, on one thread, and silent."""
+AS_WRITTEN = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+
+def options(level: onnxruntime.GraphOptimizationLevel = AS_WRITTEN) -> onnxruntime.SessionOptions:
+    """On one thread, and silent."""
     made = onnxruntime.SessionOptions()
-    made.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    made.graph_optimization_level = level
     made.intra_op_num_threads = 1
     made.log_severity_level = 4
     return made
@@ -73,9 +77,10 @@ def filled(model: OnnxModel, part: Part) -> onnx.ModelProto:
             info.type.tensor_type.shape.SetInParent()
             info.type.tensor_type.elem_type = info.type.tensor_type.elem_type or onnx.TensorProto.FLOAT
     for tensor in proto.graph.initializer:
-        if tensor.name in part.weights:
+        if tensor.name in (*part.weights, *part.files):
             array = model.weights[tensor.name]
-            assert NUMBER[part.weights[tensor.name]] == tensor.data_type and tuple(tensor.dims) == array.shape
+            assert NUMBER[part.weights.get(tensor.name, "float32")] == tensor.data_type
+            assert tuple(tensor.dims) == array.shape
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
             tensor.raw_data = array.tobytes()
@@ -92,15 +97,18 @@ def session(model: OnnxModel, part: Part) -> tuple[onnxruntime.InferenceSession,
     for name, value in zip(part.weights, values, strict=True):
         made.add_initializer(name, value)
     made.add_external_initializers(list(part.weights), values)
+    made.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
     return onnxruntime.InferenceSession(part.data, made, providers=["CPUExecutionProvider"]), values
 
 
-def direct(model: onnx.ModelProto, feed: Mapping[str, Any]) -> list[Any]:
+def direct(
+    model: onnx.ModelProto, feed: Mapping[str, Any], level: onnxruntime.GraphOptimizationLevel = AS_WRITTEN
+) -> list[Any]:
     """The whole model in onnxruntime, as it was written but for names of nodes, which must differ there."""
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     for node in walk_nodes(copy.graph.node):
         node.name = ""
-    made = onnxruntime.InferenceSession(copy.SerializeToString(), options(), providers=["CPUExecutionProvider"])
+    made = onnxruntime.InferenceSession(copy.SerializeToString(), options(level), providers=["CPUExecutionProvider"])
     results: list[Any] = made.run(None, dict(feed))
     return results
 

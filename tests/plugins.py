@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.environments import environment
+from tests.skips import pypi_is_unreachable
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,16 @@ class Plugin:
     ep: str
     python: Path
     library: Path
+
+
+@cache
+def unreachable() -> bool:
+    """True if the environments are not built yet, and PyPI does not answer."""
+    try:
+        ggml(), nxrt()
+    except RuntimeError:
+        return pypi_is_unreachable()
+    return False
 
 
 @cache

@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
 
@@ -34,6 +36,14 @@ def _no_namespaces() -> bool:
     return subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True).returncode != 0
 
 
+@cache
+def pypi_is_unreachable() -> bool:
+    """True if pip finds nothing on PyPI, or wherever else it is told to look."""
+    with tempfile.TemporaryDirectory(prefix="reach-") as folder:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, "packaging"]
+        return subprocess.run(pip, stdin=subprocess.DEVNULL, capture_output=True).returncode != 0
+
+
 # What the reason matches -> whether it holds here.
 REASONS: Mapping[str, Callable[[], bool]] = {
     "no C compiler|no compiled kernels here|no library of compiled kernels": _lacks("cc"),
@@ -45,6 +55,7 @@ REASONS: Mapping[str, Callable[[], bool]] = {
     "unshare": _no_namespaces,
     "there is no Python 3.10": lambda: not interpreters("3.10"),
     "there is no Python 3.13": lambda: not interpreters("3.13"),
+    "PyPI cannot be reached": pypi_is_unreachable,
 }
 
 

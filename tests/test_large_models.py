@@ -83,6 +83,15 @@ def test_external_weights_are_mapped_only_where_they_are_used(big: Path, monkeyp
     assert weights == {"cpu": ROWS * COLUMNS * 4, "cpu:1": 0}
 
 
+@pytest.mark.parametrize("level", ["none", "all"])
+def test_onnxruntime_maps_external_weights_and_copies_none(big: Path, level: str) -> None:
+    options = outrider.SessionOptions(pins={"negate": "ort:1"}, optimization=level)
+    with outrider.InferenceSession(str(big), providers=["ort", "ort:1"], options=options) as session:
+        (y,) = session.run(None, {"rows": np.array([0, ROWS - 1])})
+        assert max(map(peak_bytes, worker_pids())) < MODEST
+    np.testing.assert_array_equal(y, [np.zeros(COLUMNS), -np.arange(COLUMNS)])
+
+
 def test_a_value_of_a_tebibyte_is_a_typed_error(tmp_path: Path) -> None:
     made = model(
         [node("Expand", "x n", "big", name="grow"), node("Neg", "big", "y", name="negate")],

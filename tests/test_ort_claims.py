@@ -25,7 +25,7 @@ def items(kinds: Sequence[str]) -> list[Item]:
 
 
 def searched(kinds: Sequence[str], answer: Answer) -> tuple[Found, list[tuple[int, ...]]]:
-    search = Search(items(kinds))
+    search = Search(len(kinds), lambda: items(kinds))
     asked = []
     while (question := search.question()) is not None:
         asked.append(question)
@@ -122,7 +122,7 @@ def test_one_question_is_enough_where_each_node_is_told_for_itself() -> None:
 
 
 def test_a_search_that_is_stopped_declines_what_it_has_not_asked() -> None:
-    search = Search(items("abc"))
+    search = Search(3, lambda: items("abc"))
     search.answer(Taken())
     search.answer(Taken((frozenset([0]),)))
     found = search.stop("no time")
@@ -132,7 +132,7 @@ def test_a_search_that_is_stopped_declines_what_it_has_not_asked() -> None:
 
 
 def test_nothing_is_asked_about_nothing() -> None:
-    assert Search([]).question() is None
+    assert Search(0, list).question() is None
 
 
 # Units in pieces -----------------------------------------------------------------------------------------------------

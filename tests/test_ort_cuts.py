@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 from outrider.providers.wire.onnx_model import is_declarable
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions
 from outrider.scheduler.model import load_model
-from outrider.scheduler.options import OPTIMIZATIONS
 from outrider.scheduler.placement import plan_nodes
 from tests.builders import model, node, tensor
 from tests.models import MODELS, feeds, model_path, tolerance
@@ -205,17 +204,3 @@ def test_whatever_is_in_a_model_crosses_workers(fleet: Fleet, name: str, provide
         owner.update((value.name, pins[one.name]) for value in one.outputs)
     results, _ = run(fleet, made, providers, pins, feed)
     agree(results, direct(made, feed))
-
-
-# Weights --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("level", OPTIMIZATIONS)
-def test_weights_that_onnxruntime_rewrites(fleet: Fleet, level: str) -> None:
-    """Its optimizer moves the Transposes through the Mul and transposes the weight, which keeps its name."""
-    turn = {"perm": [0, 2, 1]}
-    nodes = [node("Transpose", "x", "t", **turn), node("Mul", "t w", "m"), node("Transpose", "m", "y", **turn)]
-    w = np.random.default_rng(0).standard_normal((1, 64, 64)).astype(np.float32)
-    made = model(nodes, [tensor("x", [1, 64, 64])], [tensor("y", None)], {"w": w}, opset=17)
-    x = np.ones((1, 64, 64), np.float32)
-    options = SessionOptions(fleet=fleet, optimization=level)
-    with InferenceSession(made, providers=["ort"], options=options) as session:
-        np.testing.assert_array_equal(session.run(None, {"x": x})[0], w.transpose(0, 2, 1))

@@ -12,6 +12,7 @@ import pytest
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions, errors
 from outrider.scheduler.report import Refusal
 from outrider.scheduler.requiring import check_required, nobody, not_all, not_started
+from outrider.scheduler.strategy import teams
 from tests.builders import chain, model, node, tensor
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
@@ -33,7 +34,7 @@ def answer(session: InferenceSession, x: np.ndarray = X) -> np.ndarray:
 # Absence --------------------------------------------------------------------------------------------------------------
 
 
-def test_absent_ones_anywhere_in_a_chain_of_optional_ones_do_not_fail_it() -> None:
+def test_absent_ones_anywhere_in_a_chain_of_optional_ones_do_not_fail_it(caplog: pytest.LogCaptureFixture) -> None:
     unwrapped = "cpu:1?required=false&wrap=no-such-program"
     providers = [ABSENT, own("MyProvider", "required=false"), MISSING, unwrapped, "cpu?required=false"]
     with InferenceSession(chain("Relu", "Neg"), providers=providers) as session:
@@ -44,6 +45,8 @@ def test_absent_ones_anywhere_in_a_chain_of_optional_ones_do_not_fail_it() -> No
         assert "no device of mine" in told[own("Wrong")].reason
         assert "there is no file '/nowhere/absent.py'" in told["/nowhere/absent.py:Mine"].reason
         assert "no-such-program" in told["cpu:1"].reason
+    warned = [one.getMessage() for one in caplog.records if one.name == "outrider.fleet"]
+    assert len(warned) == 3 and all("goes on without provider" in one for one in warned)
 
 
 def test_all_of_them_absent_is_an_error_with_each_reason() -> None:
@@ -74,7 +77,8 @@ def test_those_of_the_environment_are_named_too(monkeypatch: pytest.MonkeyPatch)
         assert session.get_providers() == ["cpu"]
 
 
-def test_a_fleet_does_without_them_for_all_its_sessions() -> None:
+def test_a_fleet_does_without_them_for_all_its_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_PROVIDERS", "null")  # over which the fleet wins
     with Fleet([ABSENT, own("MyProvider"), "cpu"]) as fleet:
         options = SessionOptions(fleet=fleet)
         for chosen, there in (
@@ -201,6 +205,12 @@ def test_only_one_can_have_every_node() -> None:
         check_required(both, SessionOptions())
     check_required(both, SessionOptions(strategy="replicate"))
     check_required([*both[:1], ProviderSpec("null")], SessionOptions())
+
+
+@pytest.mark.fast
+def test_workers_of_another_environment_are_no_replicas_of_each_other() -> None:
+    specs = [ProviderSpec("cpu"), ProviderSpec("cpu:1", python="venv"), ProviderSpec("cpu:2")]
+    assert teams(specs) == [[0, 2], [1]]
 
 
 @pytest.mark.fast

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import Claim, Decline, Graph, Node, Value
+from outrider.providers.contract import Claim, Decline, Graph, Node, OnnxModel, Value
 from outrider.providers.ort.claims import Found, Item, Raised, Search, Taken
 from outrider.providers.ort.library import said
-from outrider.providers.ort.pieces import LEFT
+from outrider.providers.ort.pieces import LEFT, reads_of
 from outrider.providers.ort.sessions import Builder
 
 SECONDS = 30.0  # for the search of one graph
@@ -36,55 +36,52 @@ def claims_of(graph: Graph, builder: Builder, barred: Callable[[Node], str], fal
 
 
 def _searched(graph: Graph, nodes: Sequence[Node], builder: Builder, fallback: bool) -> Found:
-    own_cpu = builder.ep.own_cpu
-    search = Search(_items(nodes, graph.constants), LEFT)
+    search = Search(len(nodes), lambda: _items(nodes, graph.constants), LEFT)
+    asker = _Asker(graph, nodes, builder, fallback)
     until = monotonic() + SECONDS
-    outside = _outside(graph, nodes)
     while (question := search.question()) is not None:
         if monotonic() > until:
             return search.stop(f"the search for what the execution provider takes was over after {SECONDS:.0f} s")
-        search.answer(_asked(graph, [nodes[i] for i in question], question, builder, fallback, outside))
-    return search.stop(LEFT if not own_cpu else "onnxruntime does not take it")
+        search.answer(asker.ask(question))
+    return search.stop(f"the search for what the execution provider takes was over after {search.asked} questions")
 
 
-def _outside(graph: Graph, nodes: Sequence[Node]) -> set[str]:
-    """The values that leave whatever part of these nodes is asked about."""
-    asked = {node.name for node in nodes}
-    wanted = {value.name for value in graph.outputs}
-    for node in graph.nodes:
-        if node.name not in asked:
-            wanted.update(value.name for value in (*node.inputs, *node.captures))
-    return wanted
+class _Asker:
+    """Builds sessions of some of `nodes`, by position, and reads out of them who got which."""
 
+    def __init__(self, graph: Graph, nodes: Sequence[Node], builder: Builder, fallback: bool) -> None:
+        self._graph = graph
+        self._nodes = nodes
+        self._builder = builder
+        self._all = builder.ep.own_cpu or fallback  # what is built runs, also what went by other names
+        self._readers: dict[str, set[str]] = {value.name: {""} for value in graph.outputs}  # value -> names of nodes
+        for node in graph.nodes:
+            for name in reads_of([node]):
+                self._readers.setdefault(name, set()).add(node.name)
 
-def _asked(
-    graph: Graph, nodes: Sequence[Node], positions: Sequence[int], builder: Builder, fallback: bool, outside: set[str]
-) -> Taken | Raised:
-    """Build a session of these nodes; who got which."""
-    assert graph.model is not None
-    made = {value.name: value for node in nodes for value in node.outputs if value.name}
-    reads: dict[str, Value] = {}
-    for node in nodes:
-        reads.update((value.name, value) for value in (*node.inputs, *node.captures) if value.name)
-    inputs = [value for name, value in reads.items() if name not in made and name not in graph.constants]
-    inside = {node.name for node in nodes}
-    read_outside = outside | {
-        value.name for node in graph.nodes if node.name not in inside for value in (*node.inputs, *node.captures)
-    }
-    outputs = [value for name, value in made.items() if name in read_outside] or list(made.values())
-    try:
-        built = builder.ask(graph.model, nodes, inputs, outputs)
-    except MemoryError:
-        raise
-    except Exception as error:  # onnxruntime's kinds have no common class
-        return Raised(said(error, 160))
-    if builder.ep.own_cpu or fallback:  # what is built runs, also what went by other names
-        return Taken(tuple(frozenset([i]) for i in positions))
-    left = frozenset[str]().union(*(names for ep, names in built.groups if ep != builder.ep.name))
-    position = {node.name: i for node, i in zip(nodes, positions, strict=True) if _has_all(node, left)}
-    taken = [names for ep, names in built.groups if ep == builder.ep.name]
-    groups = [frozenset(position[name] for name in names if name in position) for names in taken]
-    return Taken(tuple(group for group in groups if group))
+    def ask(self, positions: Sequence[int]) -> Taken | Raised:
+        nodes = [self._nodes[i] for i in positions]
+        inside = {node.name for node in nodes}
+        made = {value.name: value for node in nodes for value in node.outputs if value.name}
+        constants = self._graph.constants
+        inputs = [value for name, value in reads_of(nodes).items() if name not in made and name not in constants]
+        outputs = [value for name, value in made.items() if self._readers.get(name, set()) - inside]
+        model = self._graph.model
+        assert isinstance(model, OnnxModel)
+        try:
+            built = self._builder.ask(model, nodes, inputs, outputs or list(made.values()))
+        except MemoryError:
+            raise
+        except Exception as error:  # onnxruntime's kinds have no common class
+            return Raised(said(error, 160))
+        if self._all:
+            return Taken(tuple(frozenset([i]) for i in positions))
+        mine = self._builder.ep.name
+        left = frozenset[str]().union(*(names for ep, names in built.groups if ep != mine))
+        position = {node.name: i for node, i in zip(nodes, positions, strict=True) if _has_all(node, left)}
+        taken = [names for ep, names in built.groups if ep == mine]
+        groups = [frozenset(position[name] for name in names if name in position) for names in taken]
+        return Taken(tuple(group for group in groups if group))
 
 
 def _has_all(node: Node, left: frozenset[str]) -> bool:

@@ -4,12 +4,13 @@ Execution providers are asked by building a session, and many answer all or noth
 they take no node. So the whole graph is asked first, then one node of each kind that is left over, alone. A node that
 is taken alone is claimed alone: neighbours are compiled together, and cut apart again where that does not work. What
 is not taken alone may still be taken in company: the groups of it are asked with the nodes around them that were taken,
-and halved while nothing is taken. Those are claimed as the groups that the execution provider made of them.
+and halved while nothing is taken. Those are claimed as the groups that the execution provider made of them, at worst
+as it made them of the whole graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 LIMIT = 1000  # questions about one graph
@@ -49,14 +50,19 @@ class Found:
 
 
 class Search:
-    """Ask `question()`, give the answer to `answer`, until there is none; `found` is what is known then."""
+    """Ask `question()`, give the answer to `answer`, until there is none; then `stop` tells what was found.
 
-    def __init__(self, items: Sequence[Item], left: str = NOT_TAKEN) -> None:
-        self._items = items
+    `items` makes as many as `count`, when one question is not enough. `left`: why a node is not taken.
+    """
+
+    def __init__(self, count: int, items: Callable[[], Sequence[Item]], left: str = NOT_TAKEN) -> None:
+        self._count = count
+        self._make_items = items
         self._left = left
         self._hopeless: set[int] = set()  # no model with one of them can be built
         self.found = Found()
         self.asked = 0
+        self._items: Sequence[Item] = ()
         self._questions = self._steps()
         self._now: tuple[int, ...] | None = next(self._questions, None)
         self._answer: Taken | Raised = Taken()
@@ -75,21 +81,24 @@ class Search:
         """No more questions; what was not asked is declined for this reason."""
         self._now = None
         known = self.found.alone.union(*self.found.groups, self.found.declined)
-        self.found.declined.update((i, reason) for i in range(len(self._items)) if i not in known)
+        self.found.declined.update((i, reason) for i in range(self._count) if i not in known)
         return self.found
 
     def _steps(self) -> Iterator[tuple[int, ...]]:
-        everything = tuple(range(len(self._items)))
+        everything = tuple(range(self._count))
         if not everything:
             return
         yield everything
         whole = self._answer.groups if isinstance(self._answer, Taken) else ()
         self.found.alone.update(i for group in whole if len(group) == 1 for i in group)
+        if len(self.found.alone) == self._count:
+            return
+        self._items = self._make_items()
         yield from self._kinds()
-        for group in whole:
-            if not group <= self.found.alone:
-                self._in_company(group)
         yield from self._company()
+        for group in whole:
+            if any(i in self.found.declined for i in group):
+                self._in_company(group)
 
     def _kinds(self) -> Iterator[tuple[int, ...]]:
         """One node of each kind that is not known to be taken alone."""
@@ -108,7 +117,9 @@ class Search:
                     self._hopeless.update(same)
 
     def _in_company(self, group: frozenset[int]) -> None:
-        """A group that is claimed whole; its nodes are not claimed alone as well."""
+        """A group is claimed whole, if none of it is already; its nodes are not claimed alone as well."""
+        if any(group & other for other in self.found.groups):
+            return
         self.found.groups.append(group)
         self.found.alone -= group
         for i in group:
@@ -129,8 +140,7 @@ class Search:
             taken = self._answer.groups if isinstance(self._answer, Taken) else ()
             made = [group for group in taken if len(group) > 1 and any(i in self.found.declined for i in group)]
             for group in made:
-                if not any(group & other for other in self.found.groups):
-                    self._in_company(group)
+                self._in_company(group)
             if not made:
                 seen.add(kinds)
                 middle = len(nodes) // 2

@@ -4,7 +4,8 @@ A weight reaches a session in two ways at once. `add_external_initializers` puts
 execution providers see its value, and would be copied when the session is ready; `add_initializer` has the session
 use the array where it lies. But it does so by name, whatever has become of that weight: an optimiser that transposed
 it under its name is undone, and the result is wrong or an error. Weights that such optimisers may touch are therefore
-given in the first way only.
+given in the first way only. What lies in a file of its own onnxruntime is told by name: it maps it, and copies nothing
+at all, where `add_external_initializers` takes as much memory again while a session is made.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _ENTRIES = {
     "session.intra_op.allow_spinning": "0",
     "session.inter_op.allow_spinning": "0",
     "session.record_ep_graph_assignment_info": "1",
+    "session.model_external_initializers_file_folder_path": "/",  # where `Part.files` are looked for
 }
 _ERRORS_ONLY, _NOTHING = 3, 4  # severities of onnxruntime's log
 
@@ -109,6 +111,8 @@ class Builder:
             if name in shared:
                 options.add_initializer(name, value)
         options.add_external_initializers(list(weights), list(weights.values()))
+        for name in part.files:
+            _ = model.weights[name]  # raises if the file is no longer the one that was loaded
         for library in self._options.custom_ops:
             options.register_custom_ops_library(library)
         providers = self.ep.attach(options)

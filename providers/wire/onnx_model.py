@@ -8,7 +8,7 @@ them is lost, with new inputs and outputs around them:
       GraphProto
         node...             those asked for, as they are
         initializer...      those that they or their bodies read; a large one is only its name, type and shape, with
-                            `external_data`: its bytes are in `weights`
+                            `external_data`: its bytes are in `weights`, or in the file that this names
         input, output       made from the plain graph
         value_info...       of the values in between, as they are
 
@@ -17,7 +17,7 @@ Field numbers are those of `onnx.proto`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,11 +39,14 @@ class Part:
     """A model made of some nodes: its bytes, and the initializers whose bytes are not in it, each with its dtype.
 
     The array of such a one is `OnnxModel.weights[name]`; where `ml_dtypes` is not installed, that of a dtype that
-    numpy does not have holds raw unsigned integers. `outputs`: what its outputs are called, in the order asked for.
+    numpy does not have holds raw unsigned integers. `files`: further initializers, whose `external_data` names a file,
+    from the root folder on; that it is the file that was loaded is checked where `OnnxModel.weights[name]` is read.
+    `outputs`: what its outputs are called, in the order asked for.
     """
 
     data: bytes
     weights: Mapping[str, str]
+    files: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
@@ -51,8 +54,8 @@ class OnnxModel:
     """A serialized model. `weights`: the large initializers, by name, as read-only arrays that are not copied.
 
     `moved`: of nodes with bodies, the initializers that were moved out of those. `foreign`: names of nodes that no part
-    can hold, because an opset describes them that the model does not import, and that in words. Raises WireError when
-    the bytes are no model as the coordinator makes it.
+    can hold, because an opset describes them that the model does not import, and that in words. `files`: those of the
+    weights that lie in files of their own. Raises WireError when the bytes are no model as the coordinator makes it.
     """
 
     def __init__(
@@ -61,9 +64,11 @@ class OnnxModel:
         weights: Mapping[str, np.ndarray],
         moved: Mapping[str, Sequence[str]],
         foreign: Mapping[str, str],
+        files: Collection[str] = (),
     ) -> None:
         self.weights = weights
         self.foreign = foreign
+        self._files = files
         self._moved = moved
         self._head: list[memoryview] = []
         self._nodes: dict[str, memoryview] = {}
@@ -122,14 +127,16 @@ class OnnxModel:
         parts += [self._find(self._nodes, node.name, "node") for node in nodes]
         parts += [self._find(self._initializers, name, "initializer") for name in constants]
         parts += [_field(_GRAPH_INPUT, value_info(value, value.shape)) for value in inputs]
-        leaving = {name: f"{name}/out" if apart and name in read else name for name in results}
+        taken = {*given, *made, *constants}
+        leaving = {name: _other(name, taken) if apart and name in read else name for name in results}
         parts += [_field(_GRAPH_NODE, _identity(name, new)) for name, new in leaving.items() if name != new]
         parts += [_field(_GRAPH_OUTPUT, _result(replace(value, name=leaving[name]))) for name, value in results.items()]
         infos = [name for name in made if name in self._infos and name not in given]
         parts += [self._infos[name] for name in infos if leaving.get(name) != name]
         data = b"".join([*self._head, _field(_MODEL_GRAPH, b"".join(parts))])
-        weights = {name: self._dtype(name) for name in constants if name in self.weights}
-        return Part(data, weights, tuple(leaving[value.name] for value in outputs))
+        weights = {name: self._dtype(name) for name in constants if name in self.weights and name not in self._files}
+        files = tuple(name for name in constants if name in self._files)
+        return Part(data, weights, files, tuple(leaving[value.name] for value in outputs))
 
     def _find(self, table: Mapping[str, memoryview], name: str, what: str) -> memoryview:
         found = table.get(name)
@@ -144,6 +151,14 @@ class OnnxModel:
                 if number == _TENSOR_DATA_TYPE:
                     return BY_NUMBER.get(_varint(payload, 0)[0], "undefined")
         return "undefined"
+
+
+def _other(name: str, taken: Collection[str]) -> str:
+    """A name for a value that leaves a part beside the one of this name."""
+    other = f"{name}/out"
+    while other in taken:
+        other += "~"
+    return other
 
 
 # Protobuf ----------------------------------------------------------------------------------------------------------

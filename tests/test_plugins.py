@@ -1,0 +1,157 @@
+"""Plugin libraries from PyPI, each in its environment: real models on ggml, nxrt and `cpu` in one graph.
+
+Offered a whole model, both take all or nothing, and each lacks some operator. Left out here is what ggml 0.2.0 gets
+wrong by itself: it takes two-dimensional convolutions, which it cannot run, and one before a Slice gives nonsense.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+
+from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions
+from outrider.scheduler.errors import PinDeclinedError
+from tests import plugins
+from tests.models import feeds, model_path
+from tests.oracle import assert_agree, run_ort
+
+GGML, GGML_EXACT, NXRT, NXRT_AGAIN = "ort:ggml", "ort:ggml:1", "ort:cpu_ep", "ort:cpu_ep:1"
+HALF = 3e-4  # of the largest value: ggml keeps weights as float16
+EXACT = 5e-5
+
+pytestmark = pytest.mark.skipif(plugins.unreachable(), reason="PyPI cannot be reached")
+
+
+def started() -> Fleet:
+    """Two workers of each plugin. The second one of ggml has other options than the first."""
+    ggml, nxrt = plugins.ggml(), plugins.nxrt()
+    quiet = {"ORT_GGML_LOG": "error"}
+    mine = {"library": str(ggml.library), "exclude": ["Conv"]}
+    theirs = {"library": str(nxrt.library), "static_shapes": True}
+    specs = [
+        ProviderSpec(GGML, python=str(ggml.python), env=quiet, options=mine, threads=1),
+        ProviderSpec(GGML_EXACT, python=str(ggml.python), env=quiet, options={**mine, "weights": "f32"}, threads=1),
+        ProviderSpec(NXRT, python=str(nxrt.python), options=theirs, threads=1),
+        ProviderSpec(NXRT_AGAIN, python=str(nxrt.python), options=theirs, threads=1),
+        ProviderSpec("cpu", threads=1),
+    ]
+    return Fleet(specs)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with started() as made:
+        yield made
+
+
+def open_model(fleet: Fleet, name: str, *providers: str, **options: object) -> InferenceSession:
+    chosen = SessionOptions(fleet=fleet, optimization="basic", **options)
+    return InferenceSession(str(model_path(name)), providers=list(providers), options=chosen)
+
+
+def check(session: InferenceSession, name: str, tolerance: float, seed: int = 0) -> None:
+    """One run against onnxruntime, whose results of this model and seed are computed anew."""
+    inputs = feeds(name, seed)
+    names = [output.name for output in session.get_outputs()]
+    results = dict(zip(names, session.run(None, inputs), strict=True))
+    assert_agree(results, run_ort(model_path(name), inputs), tolerance)
+
+
+def shares(session: InferenceSession) -> Counter[str]:
+    """How many nodes each provider has."""
+    nodes = session.placement().to_dict()["nodes"]
+    return Counter(node["provider"] for node in nodes if node["provider"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "providers", "least", "tolerance"),
+    [
+        ("ppocr-cls", (GGML, NXRT, "cpu"), (120, 90, 11), HALF),
+        ("magika", (NXRT, GGML, "cpu"), (50, 30, 1), HALF),
+        ("ppocr-rec", (GGML_EXACT, NXRT, "cpu"), (350, 40, 6), EXACT),
+        ("basic-pitch", (GGML, NXRT, "cpu"), (200, 30, 0), 1e-3),  # as far as onnxruntime's own levels are apart
+        ("silero-16k", (NXRT, GGML, "cpu"), (35, 4, 2), HALF),
+    ],
+)
+def test_each_takes_a_share_of_a_real_model(
+    fleet: Fleet, name: str, providers: tuple[str, ...], least: tuple[int, ...], tolerance: float
+) -> None:
+    with open_model(fleet, name, *providers) as session:
+        check(session, name, tolerance)
+        check(session, name, tolerance, seed=1)  # other shapes, where the model has some
+        found = shares(session)  # after the runs: what could not be run has gone elsewhere
+        assert all(found[provider] >= count for provider, count in zip(providers, least, strict=True)), found
+
+
+def test_each_has_the_onnxruntime_of_its_environment(fleet: Fleet) -> None:
+    with open_model(fleet, "magika", NXRT, GGML, "cpu") as session:
+        told = session.stats()["providers"]
+    assert told[GGML]["onnxruntime"] == "1.30.0" and told[GGML]["execution_provider"] == "ggml"
+    assert tuple(map(int, told[NXRT]["onnxruntime"].split(".")[:2])) >= (1, 32)
+
+
+def test_two_workers_of_one_plugin_share_a_graph(fleet: Fleet) -> None:
+    """What ONNX Runtime refuses: see docs/beside-onnxruntime.md."""
+    convolutions = [node for node in onnx.load(model_path("ppocr-cls")).graph.node if node.op_type == "Conv"]
+    names = [f"Conv@{i}" for i in range(len(convolutions))]
+    pins = {name: (NXRT, NXRT_AGAIN)[i % 2] for i, name in enumerate(names)}
+    with open_model(fleet, "ppocr-cls", "cpu", NXRT, NXRT_AGAIN, pins=pins) as session:
+        check(session, "ppocr-cls", EXACT)
+        placed = {node["name"]: node["provider"] for node in session.placement().to_dict()["nodes"]}
+    assert {name: placed[name] for name in names} == pins and len(names) > 50
+
+
+def test_two_instances_have_options_of_their_own(fleet: Fleet) -> None:
+    """The same nodes on ggml with weights of 16 and of 32 bits, then half of them on each."""
+    inputs, name = feeds("ppocr-rec"), "ppocr-rec"
+    (expected,) = run_ort(model_path(name), inputs).values()
+    products = [node.name for node in onnx.load(model_path(name)).graph.node if node.op_type == "MatMul"]
+    errors = []
+    for turns in ((GGML, GGML), (GGML_EXACT, GGML_EXACT), (GGML, GGML_EXACT)):
+        pins = {product: turns[i % 2] for i, product in enumerate(products)}
+        with open_model(fleet, name, "cpu", GGML, GGML_EXACT, pins=pins) as session:
+            assert shares(session).keys() == {"cpu", *turns}
+            (result,) = session.run(None, inputs)
+        errors.append(float(np.abs(result - expected).max() / np.abs(expected).max()))
+    half, exact, both = errors
+    assert exact < EXACT < half < 4 * HALF and exact < both < 4 * HALF, errors
+
+
+def test_pins_send_nodes_from_one_to_the_other(fleet: Fleet) -> None:
+    pins = {"p2o.MatMul.*": GGML_EXACT, "p2o.BatchNormalization.*": NXRT, "p2o.Softmax.*": "cpu"}
+    with open_model(fleet, "ppocr-rec", NXRT_AGAIN, "cpu", NXRT, GGML_EXACT, pins=pins) as session:
+        check(session, "ppocr-rec", EXACT)
+        nodes = session.placement().to_dict()["nodes"]
+    for operator, provider in (("MatMul", GGML_EXACT), ("BatchNormalization", NXRT), ("Softmax", "cpu")):
+        assert {node["provider"] for node in nodes if node["op"] == operator} == {provider}
+    with pytest.raises(PinDeclinedError, match="ggml"):
+        open_model(fleet, "ppocr-cls", GGML, "cpu", pins={"GlobalAveragePool@0": GGML})
+    with pytest.raises(PinDeclinedError, match="exclude=Conv"):
+        open_model(fleet, "ppocr-cls", GGML, "cpu", pins={"Conv@0": GGML})
+
+
+def test_one_is_killed_and_the_others_go_on() -> None:
+    name, mine, others = "ppocr-cls", GGML, {NXRT, "cpu"}
+    inputs = [feeds(name, seed) for seed in range(6)]
+    with started() as fleet, open_model(fleet, name, GGML, NXRT, "cpu") as session:
+        check(session, name, HALF)
+        pids = {worker.name: worker.current.pid for worker in fleet.workers}
+        runs = [session.run_async(None, one) for one in inputs]
+        runs[0].result()
+        os.kill(pids[mine], signal.SIGKILL)
+        (output,) = (output.name for output in session.get_outputs())
+        for run, one in zip(runs, inputs, strict=True):
+            assert_agree({output: run.result()[0]}, run_ort(model_path(name), one), HALF)
+        check(session, name, HALF, seed=7)
+        health = session.health()
+        assert (health[mine]["incarnation"], health[mine]["deaths"]) == (2, 1)
+        assert all((health[one]["incarnation"], health[one]["deaths"]) == (1, 0) for one in others)
+        again = {worker.name: worker.current.pid for worker in fleet.workers}
+        assert {one for one in pids if pids[one] != again[one]} == {mine}
+        assert shares(session).keys() == {mine, *others}
