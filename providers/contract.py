@@ -132,10 +132,11 @@ class Unit:
     """What one call of `compile` gets: one claim, or neighbouring claims of a provider with `merge = True`.
 
     `nodes` are the claimed nodes in topological order, `inputs` the values that arrive in a run (positions fixed),
-    `outputs` those that must be returned, `constants` every constant that a node or body reads, `constant_nodes` the
-    nodes made of constants only that this unit computes for itself, once, in `compile` (only with `merge = True`).
-    `optimization` is 'none' (as written), 'basic' (bit-equal) or 'all' (within tolerance). `model` is the ONNX form of
-    the whole model, for a provider with `wants_model = True`: `unit.model.cut(unit.nodes, unit.inputs, unit.outputs)`.
+    `outputs` those that must be returned: what somebody reads (without any, a callable is not called), `constants`
+    every constant that a node or body reads, `constant_nodes` the nodes made of constants only that this unit computes
+    for itself, once, in `compile` (only with `merge = True`). `optimization` is 'none' (as written), 'basic'
+    (bit-equal) or 'all' (within tolerance). `model` is the ONNX form of the whole model, for a provider with
+    `wants_model = True`: `unit.model.cut(unit.nodes, unit.inputs, unit.outputs)`.
     """
 
     nodes: tuple[Node, ...]

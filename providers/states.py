@@ -1,14 +1,16 @@
 """Compiled state of units, kept between processes for providers that define `save` and `load`.
 
-A state lies in the cache folder under a key made of all that it may depend on: the file and name of the provider's
-class, its `version`, options, device and threads; the interpreter, NumPy and the CPU; the unit with the contents of its
-constants, the optimization level, and the dtypes and shapes that it was compiled for. A file begins with a digest of
-what follows, so a damaged one counts as not there. While a state is loaded a marker beside it names the process: if
-that is gone, it died of it, and the state is dropped. At most `MOST` states and `MOST_BYTES` are kept, those used last.
+A state lies in the cache folder under a key made of all that it may depend on: the files and names of the provider's
+class and its bases, its `version`, options, device and threads; the interpreter, NumPy and the CPU; the unit with the
+contents of its constants, the optimization level, and the dtypes and shapes that it was compiled for. A file begins
+with a digest of what follows, so a damaged one counts as not there. While a state is loaded a marker beside it names
+the process: if that is gone, it died of it, and the state is dropped. At most `MOST` states and `MOST_BYTES` are kept,
+those used last.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import hashlib
@@ -67,7 +69,8 @@ class States:
         lasting.write_bytes(marker, b"")
         try:
             yield state
-            os.utime(path)
+            with contextlib.suppress(OSError):  # another process may have dropped it for newer ones
+                os.utime(path)
         except BaseException:
             lasting.remove(path)
             raise
@@ -93,12 +96,13 @@ def states_of(provider: Provider, context: Mapping[str, Any]) -> States | None:
     folder = lasting.cache_folder()
     if folder is None:
         return None
-    kind = type(provider)
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    source = None if file is None else lasting.read_bytes(file)
+    made_of = []
+    for kind in type(provider).__mro__[:-1]:
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        made_of += [kind.__module__, kind.__qualname__, None if file is None else lasting.read_bytes(file)]
     machine = [sys.version, np.__version__, platform.machine(), _cpu()]
     digest = hashlib.blake2b()
-    _feed(digest.update, [kind.__module__, kind.__qualname__, source, provider.version, dict(context), machine])
+    _feed(digest.update, [made_of, provider.version, dict(context), machine])
     return States(os.path.join(folder, "compiled"), digest.digest())
 
 

@@ -159,14 +159,12 @@ class Assignable(Options):
             return
         if name not in known:
             raise unknown_option(name, known, type(self).__name__)
+        changed = type(self).__new__(type(self))  # other threads may use this one meanwhile
         before = dict(self.__dict__)
-        self._set(name, value)
-        try:
-            self._check()
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
+        changed.__dict__.update(before)
+        changed._set(name, value)
+        changed._check()
+        self.__dict__.update({key: new for key, new in changed.__dict__.items() if before.get(key, self) is not new})
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__}.{name} can be set, not deleted")

@@ -6,19 +6,22 @@ A worker there has that environment's packages and none of ours: it needs numpy,
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.providers.contract import ProviderUnavailableError
+from outrider.scheduler.carried import prepare
 from outrider.scheduler.options import ProviderSpec
 
 OLDEST = (3, 10)
+COMPILE_SECONDS = 60.0
 _MARK = "outrider-interpreter "  # before the answer: what the environment runs at every start may print, too
 # For any Python. Without the current folder, where a numpy.py is not NumPy.
 _QUESTION = f"""
@@ -26,11 +29,11 @@ import sys
 sys.path[:] = [entry for entry in sys.path if entry]
 import json
 try:
-    from importlib.util import find_spec
-    numpy = find_spec("numpy") is not None
+    from importlib.util import MAGIC_NUMBER, find_spec
+    numpy, magic = find_spec("numpy") is not None, MAGIC_NUMBER.hex()
 except ImportError:
-    numpy = False
-print({_MARK!r} + json.dumps([list(sys.version_info[:3]), numpy]))
+    numpy, magic = False, ""
+print({_MARK!r} + json.dumps([list(sys.version_info[:3]), numpy, magic]))
 """
 # PR_SET_PDEATHSIG, SIGKILL: kept through exec. Who started it may be gone before that.
 _DIES_WITH_US = (
@@ -82,10 +85,11 @@ def surroundings(python: str | os.PathLike[str], ours: Mapping[str, str]) -> dic
 
 @dataclass(frozen=True)
 class Found:
-    """What an interpreter said of itself; `numpy`: whether it has it."""
+    """What an interpreter said of itself; `numpy`: whether it has it; `magic`: the magic number of its bytecode."""
 
     version: tuple[int, ...]
     numpy: bool
+    magic: str
 
 
 _known: dict[tuple[object, ...], Found] = {}
@@ -114,7 +118,8 @@ def _fault(given: str, path: str, spec: ProviderSpec, seconds: float) -> str | N
         return f"there is no interpreter python={given!r}; name a file, or the folder of a virtual environment"
     if not os.access(path, os.X_OK):
         return f"python={given!r} may not be executed"
-    found = _asked(path, {**surroundings(given, os.environ), **spec.env}, seconds)
+    env = {**surroundings(given, os.environ), **spec.env}
+    found = _asked(path, env, seconds)
     if isinstance(found, str):
         return f"python={given!r} is no Python: {found}"
     version = ".".join(map(str, found.version))
@@ -122,6 +127,8 @@ def _fault(given: str, path: str, spec: ProviderSpec, seconds: float) -> str | N
         return f"python={given!r} is Python {version}; a worker needs {'.'.join(map(str, OLDEST))} or newer"
     if not found.numpy:
         return f"python={given!r} (Python {version}) has no numpy, all that a worker needs; install it there"
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # then workers compile for themselves
+        prepare(path, found.magic, lambda words, fds: _run([path, *words], env, COMPILE_SECONDS, fds))
     return None
 
 
@@ -132,7 +139,7 @@ def _asked(path: str, env: dict[str, str], seconds: float) -> Found | str:
     if key in _known:
         return _known[key]
     try:
-        code, out, error_out = _run(dying_with_us([path, "-c", _QUESTION]), env, seconds)
+        code, out, error_out = _run([path, "-c", _QUESTION], env, seconds)
     except subprocess.TimeoutExpired:
         return f"it did not say which within {seconds:g} s"
     except OSError as error:
@@ -141,18 +148,24 @@ def _asked(path: str, env: dict[str, str], seconds: float) -> Found | str:
     if code or not said:
         left = (error_out or out).strip().splitlines()[-1:]
         return ": ".join([f"asked for its version, it ended with status {code}", *left])
-    version, numpy = json.loads(said[-1])
-    found = Found(tuple(version), numpy)
+    try:
+        version, numpy, magic = json.loads(said[-1])
+        found = Found(tuple(map(int, version)), bool(numpy), str(magic))
+    except (ValueError, TypeError):
+        return f"asked for its version, it said {said[-1]!r:.200}"
     if numpy:
         _known[key] = found
     return found
 
 
-def _run(command: list[str], env: dict[str, str], seconds: float) -> tuple[int, str, str]:
-    """Exit code and what was written. It ends with all that it started: it may be a script around an interpreter."""
+def _run(command: list[str], env: dict[str, str], seconds: float, fds: Sequence[int] = ()) -> tuple[int, str, str]:
+    """Exit code and what was written. It ends with us, and when it is late, with all that it started.
+
+    `fds`: descriptors that it inherits. Raises OSError, subprocess.TimeoutExpired.
+    """
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True,
-        errors="replace", start_new_session=True,
+        dying_with_us(command), pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=env, text=True, errors="replace", start_new_session=True,
     ) as process:  # fmt: skip
         try:
             out, error_out = process.communicate(timeout=seconds)

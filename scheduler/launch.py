@@ -81,7 +81,7 @@ def launch(one: Incarnation, endpoint: int, coordinator: int) -> None:
             control_pair = PairChannel(near, messages.MAX_BYTES)
             kept.callback(control_pair.close)
             given.callback(far.close)
-            control, packages = far.fileno(), carried()
+            control, packages = far.fileno(), carried(interpreter(spec.python))
             given.callback(os.close, packages)
         progress = create_progress()
         given.callback(os.close, progress)

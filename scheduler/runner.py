@@ -401,7 +401,7 @@ class Runner:
                 misfit = value_misfit(side.declared.edges[edge], value)
                 if misfit:
                     raise LayoutError(misfit, what="value")
-                return value
+                return with_plain_maps(value)
             if layout.block is not None:
                 return side.leases.lease(layout, numpy_dtype(BY_NUMBER[layout.dtype]))
         except (LayoutError, WireError) as error:
@@ -420,3 +420,12 @@ class Runner:
                 block = side.reader.layout(edge, slot, number_of(word)).block
                 if block is not None:
                     side.leases.release_now(block)
+
+
+def with_plain_maps(value: Any) -> Any:
+    """A result as onnxruntime gives it: what maps hold are numbers and texts of Python, not arrays without axes."""
+    if isinstance(value, dict):
+        return {key: one.item() if isinstance(one, np.ndarray) and not one.ndim else one for key, one in value.items()}
+    if isinstance(value, list):
+        return [with_plain_maps(one) if isinstance(one, (dict, list)) else one for one in value]
+    return value

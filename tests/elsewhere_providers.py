@@ -24,6 +24,7 @@ class Surrounded(Provider):
             "has": {name: find_spec(name) is not None for name in ("msgpack", "zmq", "onnx", "ml_dtypes")},
             "env": {name: os.environ.get(name) for name in NAMES},
             "numpy": numpy.__file__,
+            "code": Provider.claim.__code__.co_filename,
         }
         with open(context.options["to"], "w") as file:
             json.dump(told, file)

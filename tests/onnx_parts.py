@@ -156,7 +156,7 @@ def in_parts(graph: Graph, model: OnnxModel, feed: Mapping[str, Any], color: Cal
     known = dict(feed)
     for nodes in groups:
         inputs, outputs = interface(graph, nodes)
-        results = run_part(model, nodes, inputs, outputs, known)
+        results = run_part(model, nodes, inputs, outputs, known) if outputs else []  # nobody may read them
         known.update(zip((value.name for value in outputs), results, strict=True))
     names = [value.name for value in graph.outputs]
     return [known[name] if name in known else graph.constants[name] for name in names]

@@ -92,6 +92,21 @@ def test_a_wrong_count_of_outputs_is_told_with_places_too() -> None:
                 session.run(None, {"x": X})
 
 
+def test_what_nobody_reads_is_not_asked_for() -> None:
+    nodes = [node("Relu", "x", "y"), node("Neg", "x", "idle"), node("Abs", "idle", "more")]
+    made = model(nodes, [tensor("x", ["N", 4])], [tensor("y", ["N", 4])])
+    for name in ("IntoPlaces", "Strided", "Overwriting", "Device"):
+        with InferenceSession(made, providers=[kit(name)]) as session:
+            np.testing.assert_array_equal(session.run(None, {"x": X})[0], relu(X))
+
+
+def test_chaos_around_such_a_provider_is_such_a_provider() -> None:
+    around = ("chaos", {"provider": kit("ByFirst"), "fault": "wrong_dtype", "at": 9, "node": "n0"})
+    with InferenceSession(chain("Abs", "Abs"), providers=[around]) as session:
+        for sign in (1, 1, -1, -1):
+            np.testing.assert_array_equal(session.run(None, {"x": sign * np.abs(X)})[0], np.abs(X))
+
+
 # capabilities -------------------------------------------------------------------------------------------------------
 def many_kinds() -> onnx.ModelProto:
     """A node of each kind that capabilities tell apart; n0 is none of them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import logging
+import os
 import re
 import types
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 import outrider
 from outrider import errors
@@ -290,6 +291,38 @@ def test_a_model_may_be_a_proto(session: outrider.InferenceSession) -> None:
     np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.maximum(X, 0))
     with pytest.raises(TypeError):
         onnxruntime.InferenceSession(RELU)
+
+
+@pytest.mark.fast
+def test_models_in_ort_format() -> None:
+    with pytest.raises(errors.ModelLoadError):
+        ours(b"\x18\0\0\0ORTM" + bytes(64))
+
+
+def test_operators_of_the_cpu_provider() -> None:
+    """One that onnxruntime has for its optimiser's use, and `cpu` has not."""
+    product = node("TransposeMatMul", "x x", "y", "product", domain="com.microsoft", transA=1)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    made = model([product], [tensor("x", ["N", 4])], [tensor("y", [4, 4])], opset_imports=opsets)
+    (expected,) = theirs(made).run(None, {"x": X})
+    with pytest.raises(errors.UnsupportedOpError, match="com.microsoft::TransposeMatMul"):
+        ours(made, providers=CPU)
+    with ours(made, providers=[*CPU, "ort"]) as session:
+        np.testing.assert_allclose(session.run(None, {"x": X})[0], expected, rtol=1e-6)
+
+
+def test_a_fork_of_the_process(session: outrider.InferenceSession) -> None:
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            session.run(None, {"x": X})
+        except errors.ForkedSessionError:
+            status = 7
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.maximum(X, 0))
 
 
 @pytest.mark.fast

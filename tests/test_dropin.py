@@ -186,7 +186,7 @@ def test_unknown_attributes_are_refused():
 def test_each_level_and_a_copy_of_the_options():
     results = []
     levels = ort.GraphOptimizationLevel
-    for level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_BASIC, levels.ORT_ENABLE_EXTENDED, levels.ORT_ENABLE_ALL):
+    for level in (levels.ORT_DISABLE_ALL, levels.ORT_ENABLE_EXTENDED, levels.ORT_ENABLE_ALL):
         so = ort.SessionOptions()
         so.graph_optimization_level = level
         so.intra_op_num_threads = 1
@@ -313,6 +313,32 @@ def test_strings():
     for text in (np.array(["one", "zwölf"], dtype=object), np.array(["one", "zwölf"])):
         (same,) = sess.run(None, {"text": text})
         assert same.tolist() == ["one", "zwölf"]
+
+
+def test_classes_and_their_scores():
+    """What converters make of a classifier: labels, and a map of scores for each row."""
+    ml = {"domain": "ai.onnx.ml"}
+    scores = {"coefficients": W.T.ravel().tolist(), "intercepts": B.tolist(), "classlabels_ints": [3, 5, 7]}
+    nodes = [
+        node("LinearClassifier", "X", "label probabilities", **scores, post_transform="SOFTMAX", **ml),
+        node("ZipMap", "probabilities", "maps", classlabels_int64s=[3, 5, 7], **ml),
+    ]
+    of_map = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    maps = helper.make_value_info("maps", helper.make_sequence_type_proto(of_map))
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
+    made = model(
+        nodes, [tensor("X", [None, 4])], [tensor("label", [None], TensorProto.INT64), maps], opset_imports=opsets
+    )
+    sess = ort.InferenceSession(made.SerializeToString(), providers=CPU)
+    assert sess.get_outputs()[1].type == "seq(map(int64,tensor(float)))"
+    label_name = sess.get_outputs()[0].name
+    raw = np.exp(X @ W + B)
+    expected = raw / raw.sum(1, keepdims=True)
+    np.testing.assert_array_equal(sess.run([label_name], {"X": X})[0], np.array([3, 5, 7])[expected.argmax(1)])
+    (rows,) = sess.run(["maps"], {"X": X})
+    assert [list(row) for row in rows] == [[3, 5, 7]] * 2
+    assert {type(score) for row in rows for score in row.values()} == {float}
+    np.testing.assert_allclose([list(row.values()) for row in rows], expected, rtol=1e-5)
 
 
 # What goes wrong ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,16 @@ import pytest
 
 from outrider import __version__
 from outrider.providers.wire.messages import PROTOCOL
-from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions, errors, interpreters, verdicts
+from outrider.scheduler import (
+    Fleet,
+    InferenceSession,
+    ProviderSpec,
+    SessionOptions,
+    carried,
+    errors,
+    interpreters,
+    verdicts,
+)
 from tests import rogue_providers as rogue
 from tests.builders import chain, model, node, tensor
 from tests.environments import beside, environment, numpy_only
@@ -192,6 +201,25 @@ def test_an_msgpack_that_is_too_old_is_not_used(tmp_path: Path) -> None:
     assert told(tmp_path, python=there)["has"]["msgpack"]
 
 
+def test_bytecode_is_kept_and_nothing_depends_on_it(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache" / "carried"
+    kept: list[bytes] = []
+    for _ in range(3):  # made, damaged and made anew, read
+        monkeypatch.setenv("OUTRIDER_CACHE", str(folder.parent))
+        monkeypatch.setattr(carried, "_compiled", {})
+        assert told(tmp_path, python=python)["code"] == "outrider/providers/contract.py"
+        (file,) = folder.iterdir()
+        kept.append(file.read_bytes())
+        if len(kept) == 1:
+            file.write_bytes(kept[0][:-1000])
+    assert kept[1] == kept[2] and len(kept[0]) == len(kept[1])
+    monkeypatch.setenv("OUTRIDER_CACHE", "/dev/null/nowhere")
+    monkeypatch.setattr(carried, "_compiled", {})
+    assert told(tmp_path, python=python)["code"].startswith("/proc/self/fd/")
+
+
 # What cannot be -------------------------------------------------------------------------------------------------------
 def script(folder: Path, text: str) -> Path:
     path = folder / f"python-{len(os.listdir(folder))}"
@@ -203,7 +231,7 @@ def script(folder: Path, text: str) -> Path:
 def test_an_interpreter_that_will_not_do_is_refused_before_anything_starts(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("")
-    answer = "outrider-interpreter [[3, 9, 18], true]"
+    answer = 'outrider-interpreter [[3, 9, 18], true, "610d0d0a"]'
     for given, words in [
         (tmp_path / "nowhere", "there is no interpreter"),
         (tmp_path, "a folder without bin/python"),
@@ -211,6 +239,7 @@ def test_an_interpreter_that_will_not_do_is_refused_before_anything_starts(tmp_p
         (script(tmp_path, "echo; exit 3"), "no Python: asked for its version, it ended with status 3"),
         (script(tmp_path, "echo no snake >&2"), "no Python: .* status 0: no snake"),
         (script(tmp_path, f"echo hello\necho '{answer}'"), "is Python 3.9.18; a worker needs 3.10 or newer"),
+        (script(tmp_path, "echo 'outrider-interpreter [3, 9]'"), r"no Python: .* it said '\[3, 9\]'"),
         (environment("empty", []), r"\(Python .*\) has no numpy"),
     ]:
         spec = ProviderSpec("cpu", python=given)
@@ -304,7 +333,7 @@ def test_a_kernel_that_hangs_there_is_ended_at_its_deadline_with_its_stack(pytho
         session.run(None, {"x": X})
         with pytest.raises(errors.WorkerDiedError, match="0.5 s") as caught:
             session.run(None, {"x": X})
-        assert "/outrider/providers/chaos/" in caught.value.stack
+        assert "outrider/providers/chaos/" in caught.value.stack
         np.testing.assert_allclose(session.run(None, {"x": X})[0], np.exp(-X), rtol=1e-5)
 
 

@@ -459,7 +459,7 @@ def test_a_domain_that_only_a_function_imports() -> None:
     agree(results, direct(made, {"x": floats(2, 3)}))
 
 
-@pytest.mark.parametrize("opset", [7, 9, 11, 13, 15, 18, 21, 22, 23])
+@pytest.mark.parametrize("opset", [7, 9, 11, 13, 15, 18, 21, 22, 23, 24, 25, 26, 27])
 def test_every_opset(opset: int) -> None:
     pads = helper.make_node("Pad", ["a"], ["b"], pads=[0, 1, 0, 1]) if opset < 11 else node("Pad", "a pads", "b")
     drop = helper.make_node("Dropout", ["b"], ["d"])

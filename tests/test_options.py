@@ -3,15 +3,18 @@
 import dataclasses
 import inspect
 import math
+import pickle
 
 import numpy as np
 import onnxruntime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import outrider
 from outrider.scheduler.cancelling import CancelToken
 from outrider.scheduler.dropin_options import ExecutionMode, ExecutionOrder, SessionAttributes
-from outrider.scheduler.errors import InvalidOptionError, UnknownOptionError, UnsupportedOptionError
+from outrider.scheduler.errors import InvalidOptionError, OutriderError, UnknownOptionError, UnsupportedOptionError
 from outrider.scheduler.options import (
     ProviderSpec,
     RunOptions,
@@ -234,3 +237,66 @@ def test_public_names_are_those_of_the_package():
     assert outrider.ProviderSpec is ProviderSpec
     with pytest.raises(AttributeError, match="InferenceSession"):
         outrider.Inference  # noqa: B018
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 70), st.floats(allow_nan=True), st.sampled_from(["", "all", "none", "x"]),
+    st.dictionaries(st.sampled_from(["N", "optimization", "spin_us", "session.load_model_format"]),
+                    st.sampled_from([1, 0, "none", "ONNX", "7"]), max_size=2),
+    st.sampled_from([*ExecutionMode, *ExecutionOrder]),
+)  # fmt: skip
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(
+    st.sampled_from([(SessionOptions, one.name) for one in dataclasses.fields(SessionOptions)]
+                    + [(RunOptions, one.name) for one in dataclasses.fields(RunOptions)]),
+    VALUES,
+)  # fmt: skip
+def test_assignment_is_checked_as_the_constructor_checks(what, value):
+    kind, name = what
+    options = kind()
+    try:
+        made = kind(**{name: value})
+    except OutriderError as error:
+        with pytest.raises(type(error)) as caught:
+            setattr(options, name, value)
+        assert str(caught.value) == str(error)
+        assert options == kind()
+    else:
+        setattr(options, name, value)
+        assert options == made
+        assert pickle.loads(pickle.dumps(made)) == made == made.fixed()
+
+
+def test_assignment_of_what_options_do_not_have():
+    options = SessionOptions()
+    with pytest.raises(UnknownOptionError, match="Did you mean max_in_flight"):
+        options.max_inflight = 3
+    with pytest.raises(AttributeError, match="not deleted"):
+        del options.spares
+    options.max_in_flight = 3
+    options.pins = {"a": "cpu"}
+    assert repr(options) == "SessionOptions(max_in_flight=3, pins={'a': 'cpu'})"
+    assert options != SessionOptions()
+
+
+def test_terminate_serves_a_token():
+    limits = RunOptions()
+    first = limits.terminator
+    limits.terminate = True
+    assert first.cancelled
+    limits.logid = "still"
+    assert limits.terminator is first
+    limits.terminate = False
+    assert not limits.terminator.cancelled
+    assert RunOptions(terminate=True).terminator.cancelled
+
+
+def test_external_folder_of_onnxruntime_is_base_dir(tmp_path):
+    key = "session.model_external_initializers_file_folder_path"
+    assert SessionOptions(config={key: str(tmp_path)}).base_dir == str(tmp_path)
+    with pytest.raises(InvalidOptionError, match="base_dir"):
+        SessionOptions(config={key: str(tmp_path)}, base_dir="/")
+    with pytest.raises(InvalidOptionError, match="existing folder"):
+        SessionOptions(config={key: "/no/such/folder"})

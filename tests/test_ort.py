@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,8 +25,10 @@ from outrider.scheduler.errors import (
 )
 from outrider.tools.conformance.suite import Case, Suite, load_suite
 from tests.builders import model, node, tensor
+from tests.environments import environment
 from tests.leaks import worker_pids
 from tests.models import MODELS, feeds, model_path
+from tests.skips import pypi_is_unreachable
 
 LEVELS = {"none": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "all": "ORT_ENABLE_ALL"}
 EVERY = 12  # case of the backend suite
@@ -367,3 +371,59 @@ def test_a_unit_is_compiled_for_each_shape_when_asked() -> None:
             x: Mapping[str, Any] = {"x": np.full((rows, 4), 0.5, np.float32)}
             np.testing.assert_allclose(session.run(None, x)[0], alone(mlp(), "none").run(None, x)[0], rtol=1e-6)
         assert session.stats()["providers"]["Choosy"]["copies"] == 0
+
+
+# Custom operators, functions, deaths ---------------------------------------------------------------------------------
+def extensions() -> str:
+    """A library of custom operators from PyPI."""
+    python = environment("custom-ops", ["onnxruntime-extensions==0.15.2"])
+    pattern = "lib/python*/site-packages/onnxruntime_extensions/_extensions_pydll*.so"
+    (found,) = python.parent.parent.glob(pattern)
+    return str(found)
+
+
+def test_custom_operators_run_beside_others() -> None:
+    try:
+        library = extensions()
+    except RuntimeError:
+        if pypi_is_unreachable():
+            pytest.skip("PyPI cannot be reached")
+        raise
+    split = model(
+        [
+            node("Relu", "x", "r", name="relu"),
+            node("NegPos", "r", "n p", name="split", domain="ai.onnx.contrib"),
+            node("Add", "n p", "y", name="add"),
+        ],
+        [tensor("x", ["N"])],
+        [tensor("y", ["N"])],
+    )
+    split.opset_import.add(domain="ai.onnx.contrib", version=1)
+    x = np.array([-1, 2, -3], np.float32)
+    for exclude, owner in (([], "ort"), (["Relu", "Add"], "cpu")):
+        spec = outrider.ProviderSpec("ort", options={"custom_ops": library, "exclude": exclude})
+        with outrider.InferenceSession(split, providers=[spec, "cpu"]) as session:
+            assert shares(session) == {"relu": owner, "split": "ort", "add": owner}
+            assert bits(session.run(None, {"x": x})[0]) == bits(np.maximum(x, 0))
+
+
+def test_functions_of_a_model_are_asked_for_node_by_node(fleet: outrider.Fleet) -> None:
+    calls = model([node("Twice", "x", "y", name="call", domain="mine")], [tensor("x", ["N"])], [tensor("y", ["N"])])
+    calls.opset_import.add(domain="mine", version=1)
+    body = [node("Add", "a a", "b", name="add"), node("Relu", "b", "c", name="relu")]
+    calls.functions.append(helper.make_function("mine", "Twice", ["a"], ["c"], body, [helper.make_opsetid("", 21)]))
+    x = np.array([-1, 2], np.float32)
+    with opened(fleet, calls) as session:
+        assert shares(session) == {"call/add": "ort", "call/relu": "ort"}
+        assert bits(session.run(None, {"x": x})) == bits(alone(calls, "none").run(None, {"x": x}))
+
+
+def test_a_worker_that_dies_comes_back_with_its_sessions() -> None:
+    others = set(worker_pids())
+    with outrider.Fleet([outrider.ProviderSpec("ort", threads=1)]) as made, opened(made, mlp(), "all") as session:
+        expected = bits(session.run(None, X))
+        (pid,) = set(worker_pids()) - others
+        os.kill(pid, signal.SIGKILL)
+        for _ in range(3):
+            assert bits(session.run(None, X)) == expected
+        assert session.health()["ort"]["deaths"] == 1

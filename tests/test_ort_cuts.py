@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from outrider.providers.wire.onnx_model import is_declarable
 from outrider.scheduler import Fleet, InferenceSession, ProviderSpec, SessionOptions
@@ -18,8 +19,8 @@ from outrider.scheduler.model import load_model
 from outrider.scheduler.placement import plan_nodes
 from tests.builders import model, node, tensor
 from tests.models import MODELS, feeds, model_path, tolerance
-from tests.onnx_parts import agree, direct
-from tests.test_onnx_parts import CASES
+from tests.onnx_parts import agree, direct, in_parts, opened
+from tests.test_onnx_parts import CASES, floats, of_two_opsets
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +181,15 @@ def random_feed(seed: int) -> dict[str, np.ndarray]:
     return {"x": np.random.default_rng(seed).integers(-2, 3, (4, 8)).astype(np.float32) / 2}
 
 
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_random_graphs_in_parts(seed: int) -> None:
+    """In this process, where more of them can be tried."""
+    made, feed = random_model(seed), random_feed(seed)
+    rng = random.Random(seed)
+    with opened(made) as (graph, shipment):
+        agree(in_parts(graph, shipment, feed, lambda one: rng.randint(0, 2)), direct(made, feed))
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_random_graphs_between_ort_and_cpu(fleet: Fleet, seed: int) -> None:
     made, feed = random_model(seed), random_feed(seed)
@@ -204,3 +214,16 @@ def test_whatever_is_in_a_model_crosses_workers(fleet: Fleet, name: str, provide
         owner.update((value.name, pins[one.name]) for value in one.outputs)
     results, _ = run(fleet, made, providers, pins, feed)
     agree(results, direct(made, feed))
+
+
+def test_what_onnxruntime_would_misread_goes_to_another_provider(fleet: Fleet) -> None:
+    """Nodes inlined from a function of another opset, where that means another thing; onnxruntime refuses the model."""
+    made, feed = of_two_opsets(), {"x": floats(2, 3, 4), "c": np.array(True)}
+    options = SessionOptions(fleet=fleet, optimization="none")
+    with InferenceSession(made, providers=["ort", "cpu"], options=options) as session:
+        (y,) = session.run(None, feed)
+        report = session.placement().to_dict()
+    np.testing.assert_allclose(y, ReferenceEvaluator(made).run(None, feed)[0], rtol=1e-6)
+    owner = {one["name"]: one["provider"] for one in report["nodes"]}
+    assert {name for name, provider in owner.items() if provider == "cpu"} == {"#0/#0", "#0/#1", "#1"}
+    assert all("opset 11" in one["reason"] for one in report["declines"] if one["provider"] == "ort")

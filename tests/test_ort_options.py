@@ -170,6 +170,15 @@ def test_a_plugin_library_that_does_not_do(package: Package, part: str, told: st
     assert told in str(caught.value)
 
 
+def test_custom_operators_must_load(tmp_path: Path) -> None:
+    nothing = tmp_path / "ops.so"
+    nothing.write_bytes(b"no library")
+    with pytest.raises(ProviderUnavailableError) as caught:
+        library.check_custom_ops(library.onnxruntime(), [str(nothing)])
+    assert f"cannot load the custom operators of {nothing}" in str(caught.value)
+    library.check_custom_ops(library.onnxruntime(), [])
+
+
 def test_onnxruntime_must_be_there_and_new_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ProviderUnavailableError, match=r"pip install 'outrider\[ort\]'"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.providers.wire.errors import WireError
 from outrider.providers.wire.graph import OMITTED, Graph, Node, TensorRef, Value
-from outrider.providers.wire.pack import pack_graph, unpack_graph
+from outrider.providers.wire.pack import pack_graph, pack_model, unpack_graph, unpack_model
 from outrider.scheduler.model import load_model
 from tests.models import MODELS, model_path
 
@@ -187,3 +187,31 @@ def test_a_lowered_form_that_differs_in_the_opset_only_is_a_number() -> None:
     assert packed["graph"][1][0][10] == 21
     (back,) = unpack_graph(packed).nodes
     assert back.lowered == (step,) and dataclasses.replace(back, lowered=None) == node
+
+
+MODEL = pack_model(
+    TensorRef("uint8", (3,), 0, 3, segment=1),
+    {"w": TensorRef("float32", (2,), 64, 8, segment=1)},
+    {"If_0": ["If_0/then/w"]},
+    {"call": "of another opset"},
+)
+
+
+def test_a_packed_model_comes_back() -> None:
+    data, weights, moved, foreign = unpack_model(copy.deepcopy(MODEL))
+    assert data.nbytes == 3 and weights["w"].offset == 64
+    assert moved == {"If_0": ["If_0/then/w"]} and foreign == {"call": "of another opset"}
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [
+        lambda one: [one], change(["v"], 1), change(["refs"], []), change(["refs", 0], 7), change(["names"], []),
+        change(["names"], {"w": 2}), change(["names"], {"w": True}), change(["names"], {1: 0}), change(["moved"], None),
+        change(["moved"], {"n": "w"}), change(["moved"], {"n": [1]}), change(["moved"], {1: []}),
+        change(["foreign"], ["n"]), change(["foreign"], {"n": 1}), lambda one: {**one, "more": 1},
+    ],
+)  # fmt: skip
+def test_malformed_models_are_refused(apply: Callable[[Any], Any]) -> None:
+    with pytest.raises(WireError):
+        unpack_model(apply(copy.deepcopy(MODEL)))

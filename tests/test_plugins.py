@@ -89,6 +89,18 @@ def test_each_takes_a_share_of_a_real_model(
         assert all(found[provider] >= count for provider, count in zip(providers, least, strict=True)), found
 
 
+def test_what_is_taken_and_cannot_be_run_goes_to_the_next() -> None:
+    """ggml takes all of this model and finds at the first run that it cannot do its convolutions."""
+    ggml = plugins.ggml()
+    options, quiet = {"library": str(ggml.library)}, {"ORT_GGML_LOG": "off"}
+    specs = [ProviderSpec(GGML, python=str(ggml.python), env=quiet, options=options, threads=1), "cpu"]
+    with InferenceSession(str(model_path("basic-pitch")), providers=specs) as session:
+        assert shares(session).keys() == {GGML}
+        check(session, "basic-pitch", 1e-3)
+        assert session.health()[GGML]["deaths"] == 0
+        assert shares(session).keys() == {"cpu"} and "took it and cannot run it" in str(session.placement())
+
+
 def test_each_has_the_onnxruntime_of_its_environment(fleet: Fleet) -> None:
     with open_model(fleet, "magika", NXRT, GGML, "cpu") as session:
         told = session.stats()["providers"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -201,3 +202,32 @@ def optional_input() -> onnx.ModelProto:
 def test_optional_inputs() -> None:
     check_model(optional_input(), {"o": [A, B, C]}, [np.array(True), np.array(3)])
     fails(optional_input(), {"o": None}, "the optional is empty")
+
+
+def zipped(scores: np.ndarray, **labels: Any) -> onnx.ModelProto:
+    """A model of ZipMap alone."""
+    key = TensorProto.STRING if "classlabels_strings" in labels else TensorProto.INT64
+    of_map = helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    result = helper.make_value_info("y", helper.make_sequence_type_proto(of_map))
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None] * scores.ndim)
+    zip_map = helper.make_node("ZipMap", ["x"], ["y"], name="node", domain="ai.onnx.ml", **labels)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 1)]
+    graph = helper.make_graph([zip_map], "one", [given], [result])
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+@pytest.mark.parametrize("scores", [X, X[0], X[:0]], ids=["rows", "one row", "none"])
+@pytest.mark.parametrize(
+    "labels", [{"classlabels_int64s": [4, 0, -7, 2]}, {"classlabels_strings": ["a", "b", "ß", ""]}], ids=["int", "str"]
+)
+def test_maps_of_scores(scores: np.ndarray, labels: dict[str, Any]) -> None:
+    proto = zipped(scores, **labels)
+    (got,) = run_cpu(proto, {"x": scores})
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": scores})
+    assert [list(row.items()) for row in got] == [list(row.items()) for row in expected]
+    assert all(score.dtype == F32 for row in got for score in row.values())
+
+
+def test_scores_that_are_not_one_for_each_class() -> None:
+    fails(zipped(X, classlabels_int64s=[1, 2]), {"x": X}, r"shape \[3, 4\] are not one for each of 2 classes")

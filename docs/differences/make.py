@@ -52,6 +52,12 @@ BEHAVIOUR: dict[str, str] = {
     ),
     "keywords_of_a_session": "An unknown keyword of `InferenceSession` is TypeError; onnxruntime ignores it.",
     "a_model_may_be_a_proto": "A model may be given as `onnx.ModelProto`.",
+    "models_in_ort_format": "Models in ORT format (`.ort`) are refused: `ModelLoadError`.",
+    "operators_of_the_cpu_provider": (
+        "`CPUExecutionProvider` is Outrider's `cpu`, which lacks some operators: `UnsupportedOpError` names those that "
+        "nobody takes. With `['CPUExecutionProvider', 'ort']` they go to onnxruntime in a worker."
+    ),
+    "a_fork_of_the_process": "A session is of one process: in a fork of it, it raises `ForkedSessionError`.",
     "the_version": "`__version__` is Outrider's: scripts that compare it with onnxruntime's take the wrong turn.",
     "levels_that_read_as_all": (
         "`ORT_ENABLE_EXTENDED` and `ORT_ENABLE_LAYOUT` are `optimization='all'`, which reads back as `ORT_ENABLE_ALL`."

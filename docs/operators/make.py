@@ -39,6 +39,7 @@ INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16
 GROUPS = {"numbers": FLOATS | INTEGERS, "floats": FLOATS, "integers": INTEGERS}
 DOMAINS = {
     "": "ONNX",
+    "ai.onnx.ml": "ai.onnx.ml",
     "com.microsoft": "com.microsoft",
     "outrider": "Fused",
 }

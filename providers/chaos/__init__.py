@@ -179,6 +179,7 @@ class ChaosProgram(Program):
         self.provider = provider
         self.unit = unit
         self.compiled = compiled
+        self._program = as_program(compiled, provider.writes_out, unit)
         self.runs = 0
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
@@ -189,7 +190,7 @@ class ChaosProgram(Program):
             provider.misbehave("run", self.runs)
             raise refusal(self.unit)
         own: dict[int, np.ndarray] = {}
-        run = self._bound(inputs, _kept(own) if fault in _WRONG else place)
+        run = self._program.bind(inputs, _kept(own) if fault in _WRONG else place)
         published = Published() if fault in _REFERENCES else None
 
         def call(values: Sequence[Any]) -> Sequence[Any]:
@@ -209,9 +210,6 @@ class ChaosProgram(Program):
             return returned
 
         return call
-
-    def _bound(self, inputs: Sequence[Any], place: Place) -> Run:
-        return as_program(self.compiled, self.provider.writes_out, self.unit).bind(inputs, place)
 
 
 def refusal(unit: Unit) -> ClaimBrokenError:

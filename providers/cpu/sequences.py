@@ -1,4 +1,6 @@
-"""Sequences and optionals (ONNX opsets 11 to 18): values of the unbound stretch, held as lists, None, and arrays.
+"""Sequences and optionals (ONNX opsets 11 to 18), and maps: values of the unbound stretch.
+
+They are held as lists, None, dicts, and arrays.
 
 A sequence operator makes a new list and never changes the one it got; elements are shared, not copied.
 """
@@ -175,6 +177,29 @@ def optional_get_element(b: Bind, _: None) -> None:
         b.view(0, b.array(0))
     else:
         b.value(0, lambda: b.inputs[0])
+
+
+def _classes(node: Node) -> dict[Any, int]:
+    """Key -> its column for ZipMap, in the order of keys, which is onnxruntime's too."""
+    found = [node.attributes[name] for name in ("classlabels_int64s", "classlabels_strings") if name in node.attributes]
+    keys = [list(labels) for labels in found if len(labels)]
+    if len(keys) != 1:
+        raise Unsupported("ZipMap: it needs either classlabels_int64s or classlabels_strings")
+    columns = {key.decode() if isinstance(key, bytes) else key: column for column, key in enumerate(keys[0])}
+    if len(columns) < len(keys[0]):
+        raise Unsupported("ZipMap: it names a class twice")
+    return dict(sorted(columns.items()))
+
+
+@kernel("ZipMap", domain="ai.onnx.ml", dtypes={0: ("float32",)}, parse=_classes)
+def zip_map(b: Bind, columns: dict[Any, int]) -> None:
+    """A map from class to score for each row of scores; one row may come without its axis. ai.onnx.ml ZipMap-1."""
+    b.dynamic()
+    x = b.array(0)
+    if x.ndim not in (1, 2) or x.shape[-1] != len(columns):
+        raise ValueError(f"scores of shape {list(x.shape)} are not one for each of {len(columns)} classes")
+    rows = x.reshape(-1, len(columns))
+    b.value(0, lambda: [{key: row[column] for key, column in columns.items()} for row in rows])
 
 
 def _sequence(b: Bind, i: int) -> list[Any]:

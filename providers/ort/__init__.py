@@ -22,7 +22,7 @@ from outrider.providers.contract import (
     Value,
 )
 from outrider.providers.ort.asking import claims_of
-from outrider.providers.ort.library import CPU, choose, onnxruntime, said
+from outrider.providers.ort.library import CPU, check_custom_ops, choose, onnxruntime, said
 from outrider.providers.ort.options import OrtOptions, parse_options
 from outrider.providers.ort.pieces import cut
 from outrider.providers.ort.program import Counters, OrtProgram
@@ -42,6 +42,7 @@ class OrtProvider(Provider):
         self.per_signature = self._options.static_shapes
         self._ort = onnxruntime()
         ep = choose(self._ort, context.part, context.device, self._options)
+        check_custom_ops(self._ort, self._options.custom_ops)
         self._builder = Builder(self._ort, ep, self._options, context.threads)
         self._counters = Counters()
         self._programs = 0

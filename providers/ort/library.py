@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,18 @@ def choose(ort: Any, part: str, device: int, options: OrtOptions) -> ExecutionPr
         f"onnxruntime {ort.__version__} has no execution provider {part!r}, only {', '.join(available)}; "
         f"{hint}{elsewhere}"
     )
+
+
+def check_custom_ops(ort: Any, libraries: Sequence[str]) -> None:
+    """Load libraries of custom operators once, so that one that does not load stops the start.
+
+    Raises ProviderUnavailableError.
+    """
+    for path in libraries:
+        try:
+            ort.SessionOptions().register_custom_ops_library(path)
+        except Exception as error:  # onnxruntime's kinds have no common class
+            raise unavailable(f"onnxruntime cannot load the custom operators of {path}: {said(error)}") from error
 
 
 def _plugged(ort: Any, part: str, device: int, options: OrtOptions) -> ExecutionProvider:
