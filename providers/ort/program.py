@@ -55,7 +55,10 @@ class _Step:
 
 
 class OrtProgram(Program):
-    """`pieces`: sessions in the order in which they run. `fragile`: a first run that fails takes the claim back."""
+    """`pieces`: sessions in the order in which they run. `fragile`: a first run that fails takes the claim back.
+
+    `again`: compiles the unit with other inputs. `attempt` and `rescue`: see `trial.py`.
+    """
 
     def __init__(
         self,
