@@ -205,12 +205,12 @@ def test_sessions_go_when_they_are_unloaded() -> None:
     with outrider.Fleet([outrider.ProviderSpec("ort", threads=1)]) as made:
         (pid,) = set(worker_pids()) - others
         sizes = []
-        for _ in range(6):
+        for _ in range(10):
             with opened(made, product, "all") as session:
                 session.run(None, {"x": np.ones((1, 2048), np.float32)})
                 assert session.stats()["providers"]["ort"]["programs"] == 1
             sizes.append(anonymous(pid))
-    assert sizes[-1] - sizes[0] < 40 << 20  # a session may still be there when the next one is loaded
+    assert sizes[-1] - sizes[0] < 80 << 20  # a few may still be there when the next one is loaded
 
 
 # Steps of a run -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from outrider.providers.contract import ClaimBrokenError, Node, Place, Program, 
 from outrider.providers.ort.library import said
 from outrider.providers.ort.pieces import Attempt
 from outrider.providers.ort.sessions import Built, value_of
-from outrider.providers.ort.trial import failing
+from outrider.providers.ort.trial import Build, failing
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, PACKED, is_tensor, numpy_dtype
 from outrider.providers.wire.failures import fail, first_names
 from outrider.providers.wire.packing import extended, pack, unpack
@@ -55,7 +55,10 @@ class _Step:
 
 
 class OrtProgram(Program):
-    """`pieces`: sessions in the order in which they run. `fragile`: a first run that fails takes the claim back."""
+    """`pieces`: sessions in the order in which they run. `fragile`: a first run that fails takes the claim back.
+
+    `again`: compiles the unit with other inputs. `attempt` and `rescue`: see `trial.py`.
+    """
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class OrtProgram(Program):
         counters: Counters,
         again: Callable[[Unit], OrtProgram],
         attempt: Attempt,
+        rescue: Build,
     ) -> None:
         self.pieces: list[Built] = list(pieces)
         self._ort = ort
@@ -74,6 +78,7 @@ class OrtProgram(Program):
         self._counters = counters
         self._again = again
         self._attempt = attempt
+        self._rescue = rescue
         self._loose: OrtProgram | None = None
         self._steps: weakref.WeakSet[_Step] = weakref.WeakSet()
         self._outputs = [value.name for value in unit.outputs]
@@ -255,7 +260,7 @@ class OrtProgram(Program):
         """What an execution provider that fails its first run takes back: the nodes that fail, if they can be found."""
         failed = {node.name: said(error) for node in named}
         if not failed and all(map(has_address, (value.dtype for value in self._unit.inputs))):
-            failed = failing(self._ort, self._unit, inputs, self._attempt)
+            failed = failing(self._ort, self._unit, inputs, self._attempt, self._rescue)
         failed = failed or {node.name: said(error) for node in self._unit.nodes}
         reason = f"onnxruntime took it and cannot run it: {'; '.join(dict.fromkeys(failed.values()))}"
         return ClaimBrokenError(f"{first_names(list(failed))}: {reason}", nodes=list(failed), reason=reason)
