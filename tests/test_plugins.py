@@ -76,7 +76,7 @@ def shares(session: InferenceSession) -> Counter[str]:
     ("name", "providers", "least", "tolerance"),
     [
         ("ppocr-cls", (GGML, NXRT, "cpu"), (120, 90, 11), HALF),
-        ("magika", (NXRT, GGML, "cpu"), (50, 5, 1), HALF),
+        ("magika", (NXRT, GGML, "cpu"), (80, 5, 1), HALF),
         ("ppocr-rec", (GGML_EXACT, NXRT, "cpu"), (350, 40, 6), EXACT),
         ("basic-pitch", (GGML, NXRT, "cpu"), (200, 30, 0), 1e-3),  # as far as onnxruntime's own levels are apart
         ("silero-16k", (NXRT, GGML, "cpu"), (35, 4, 2), HALF),
