@@ -98,11 +98,20 @@ def refuse_cpu(specs: Sequence[ProviderSpec]) -> list[ProviderSpec]:
     Raises InvalidOptionError if one of them is a CPU provider, as onnxruntime does.
     """
     for spec in specs:
-        where = target(spec.kind)
-        if where.kind == "cpu" or (where.kind == "ort" and where.part in ("", CPU)):
+        if _computes_on_cpu(spec):
             expected = "'0' with a CPU provider in the list of providers; leave that out"
             raise invalid_option("session.disable_cpu_ep_fallback", "1", f"{expected} ({spec.display})")
     return [replace(spec, required="all") for spec in specs] if len(specs) == 1 else list(specs)
+
+
+def _computes_on_cpu(spec: ProviderSpec) -> bool:
+    """Whether it is our CPU provider or onnxruntime's, or hands nodes on to the latter."""
+    where, options = target(spec.kind), spec.options
+    if where.kind != "ort":
+        return where.kind == "cpu"
+    if where.part == CPU or not (where.part or "library" in options):
+        return True
+    return str(options.get("cpu_fallback", False)).lower() not in ("false", "0")
 
 
 @dataclass(frozen=True)

@@ -342,8 +342,9 @@ class InferenceSession(Explained):
         self, providers: Sequence[Any] | None = None, provider_options: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
         """Nothing, if these are the providers that the session has; else UnsupportedOptionError: make another one."""
-        asked = parse_providers(providers, provider_options)
-        if asked != [worker.spec for worker in self._resources.workers]:
+        asked = parse_providers(*without_arena(providers, provider_options))
+        held = [worker.spec for worker in self._resources.workers]
+        if [(one.kind, one.options) for one in asked] != [(one.kind, one.options) for one in held]:
             reason = f"this session has {', '.join(self.get_providers())}; make another one with other providers."
             raise unsupported_option("set_providers", [spec.display for spec in asked], reason)
 

@@ -261,7 +261,14 @@ def test_other_providers_for_a_session(session: outrider.InferenceSession) -> No
 def test_fallback_to_the_cpu() -> None:
     options = outrider.SessionOptions()
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    for listed in (None, CPU, ["CUDAExecutionProvider", "cpu"], ["ort"], ["null", "ort:CPUExecutionProvider"]):
+    for listed in (
+        None,
+        CPU,
+        ["CUDAExecutionProvider", "cpu"],
+        ["ort"],
+        ["null", "ort:CPUExecutionProvider"],
+        ["CUDAExecutionProvider?cpu_fallback=true"],
+    ):
         with pytest.raises(errors.InvalidOptionError, match="disable_cpu_ep_fallback"):
             ours(options=options, providers=listed)
     foreign = onnxruntime.SessionOptions()
@@ -270,8 +277,9 @@ def test_fallback_to_the_cpu() -> None:
         theirs(options=foreign)
     with pytest.raises(errors.InvalidOptionError, match="disable_cpu_ep_fallback"):
         ours(options=foreign, providers=CPU)
-    (one,) = refuse_cpu(parse_providers(["CUDAExecutionProvider"]))
-    assert one.required == "all"
+    for alone in ("CUDAExecutionProvider", ("ort", {"library": "/x/libep.so", "cpu_fallback": False})):
+        (one,) = refuse_cpu(parse_providers([alone]))
+        assert one.required == "all"
     assert [spec.required for spec in refuse_cpu(parse_providers(["null", "CUDAExecutionProvider"]))] == ["start"] * 2
 
 

@@ -205,12 +205,12 @@ def test_sessions_go_when_they_are_unloaded() -> None:
     with outrider.Fleet([outrider.ProviderSpec("ort", threads=1)]) as made:
         (pid,) = set(worker_pids()) - others
         sizes = []
-        for _ in range(6):
+        for _ in range(10):
             with opened(made, product, "all") as session:
                 session.run(None, {"x": np.ones((1, 2048), np.float32)})
                 assert session.stats()["providers"]["ort"]["programs"] == 1
             sizes.append(anonymous(pid))
-    assert sizes[-1] - sizes[0] < 40 << 20  # a session may still be there when the next one is loaded
+    assert sizes[-1] - sizes[0] < 80 << 20  # a few may still be there when the next one is loaded
 
 
 # Steps of a run -------------------------------------------------------------------------------------------------------
@@ -357,6 +357,16 @@ def test_an_execution_provider_gets_what_it_takes_and_runs(name: str, takes: set
         assert declines["Sigmoid"] == "the execution provider leaves it to onnxruntime's CPU provider"
         if name == "Fickle":  # told when it was built
             assert declines["Tanh"] == declines["Sigmoid"]
+
+
+def test_what_fails_in_its_first_run_goes_to_the_next_provider() -> None:
+    with outrider.InferenceSession(mlp(), providers=pretended("Weak", "ort")) as session:
+        assert {one for one, provider in shares(session).items() if provider == "Weak"} == OTHERS
+        for _ in range(2):
+            np.testing.assert_allclose(session.run(None, X)[0], alone(mlp(), "none").run(None, X)[0], rtol=1e-6)
+        assert {one for one, provider in shares(session).items() if provider == "Weak"} == OTHERS - {"tanh"}
+        (reason,) = [one["reason"] for one in session.placement().to_dict()["declines"] if one["op"] == "Tanh"]
+        assert reason == "onnxruntime took it and cannot run it: no such shape here"
 
 
 def test_what_it_leaves_to_the_cpu_provider_may_be_taken_too() -> None:

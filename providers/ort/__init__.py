@@ -22,7 +22,7 @@ from outrider.providers.contract import (
     Value,
 )
 from outrider.providers.ort.asking import claims_of
-from outrider.providers.ort.library import CPU, check_custom_ops, choose, onnxruntime, said
+from outrider.providers.ort.library import CPU, ExecutionProvider, check_custom_ops, choose, onnxruntime, said
 from outrider.providers.ort.options import OrtOptions, parse_options
 from outrider.providers.ort.pieces import cut
 from outrider.providers.ort.program import Counters, OrtProgram
@@ -44,6 +44,7 @@ class OrtProvider(Provider):
         ep = choose(self._ort, context.part, context.device, self._options)
         check_custom_ops(self._ort, self._options.custom_ops)
         self._builder = Builder(self._ort, ep, self._options, context.threads)
+        self._rescuer = Builder(self._ort, ExecutionProvider(CPU, (), {}), self._options, context.threads)
         self._counters = Counters()
         self._programs = 0
 
@@ -81,11 +82,16 @@ class OrtProvider(Provider):
             left = frozenset[str]().union(*(names for name, names in built.groups if name != ep.name))
             return built, frozenset() if fallback else mine & left
 
+        def rescue(nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]) -> Built:
+            return self._rescuer.build(model, nodes, inputs, outputs, unit.optimization)
+
         pieces = cut(unit, attempt, said)
         if pieces.refused:
             reason = "; ".join(dict.fromkeys(pieces.refused.values()))
             raise ClaimBrokenError(reason, nodes=list(pieces.refused), reason=reason)
-        return OrtProgram(self._ort, unit, pieces.built, not ep.own_cpu, self._counters, self._compiled)
+        return OrtProgram(
+            self._ort, unit, pieces.built, not ep.own_cpu, self._counters, self._compiled, attempt, rescue
+        )
 
     def unload(self, compiled: Run | RunInto | Program) -> None:
         """Frees the sessions of a unit."""

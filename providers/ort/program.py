@@ -20,9 +20,11 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from outrider.providers.contract import ClaimBrokenError, Place, Program, Run, Unit, Value
+from outrider.providers.contract import ClaimBrokenError, Node, Place, Program, Run, Unit, Value
 from outrider.providers.ort.library import said
+from outrider.providers.ort.pieces import Attempt
 from outrider.providers.ort.sessions import Built, value_of
+from outrider.providers.ort.trial import Build, failing
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, PACKED, is_tensor, numpy_dtype
 from outrider.providers.wire.failures import fail, first_names
 from outrider.providers.wire.packing import extended, pack, unpack
@@ -53,7 +55,10 @@ class _Step:
 
 
 class OrtProgram(Program):
-    """`pieces`: sessions in the order in which they run. `fragile`: a first run that fails takes the claim back."""
+    """`pieces`: sessions in the order in which they run. `fragile`: a first run that fails takes the claim back.
+
+    `again`: compiles the unit with other inputs. `attempt` and `rescue`: see `trial.py`.
+    """
 
     def __init__(
         self,
@@ -63,6 +68,8 @@ class OrtProgram(Program):
         fragile: bool,
         counters: Counters,
         again: Callable[[Unit], OrtProgram],
+        attempt: Attempt,
+        rescue: Build,
     ) -> None:
         self.pieces: list[Built] = list(pieces)
         self._ort = ort
@@ -70,6 +77,8 @@ class OrtProgram(Program):
         self._fragile = fragile
         self._counters = counters
         self._again = again
+        self._attempt = attempt
+        self._rescue = rescue
         self._loose: OrtProgram | None = None
         self._steps: weakref.WeakSet[_Step] = weakref.WeakSet()
         self._outputs = [value.name for value in unit.outputs]
@@ -242,12 +251,19 @@ class OrtProgram(Program):
         found = _NODE.search(text)
         named = [node for node in self._unit.nodes if found and node.name == found[1]]
         if not proven:
-            nodes = [node.name for node in named or self._unit.nodes]
-            reason = f"onnxruntime took it and cannot run it: {said(error)}"
-            raise ClaimBrokenError(f"{first_names(nodes)}: {reason}", nodes=nodes, reason=reason) from error
+            raise self._broken(error, named, inputs) from error
         if named:
             fail(named, named[0].inputs, [], error)
         fail(self._unit.nodes, self._unit.inputs, inputs, error)
+
+    def _broken(self, error: Exception, named: Sequence[Node], inputs: Sequence[Any]) -> ClaimBrokenError:
+        """What an execution provider that fails its first run takes back: the nodes that fail, if they can be found."""
+        failed = {node.name: said(error) for node in named}
+        if not failed and all(map(has_address, (value.dtype for value in self._unit.inputs))):
+            failed = failing(self._ort, self._unit, inputs, self._attempt, self._rescue)
+        failed = failed or {node.name: said(error) for node in self._unit.nodes}
+        reason = f"onnxruntime took it and cannot run it: {'; '.join(dict.fromkeys(failed.values()))}"
+        return ClaimBrokenError(f"{first_names(list(failed))}: {reason}", nodes=list(failed), reason=reason)
 
     def unload(self) -> None:
         """Let the sessions go, also from bindings that wait for the collector. Weights go last: sessions use them."""
