@@ -97,12 +97,14 @@ def partition_plans(blueprint: Blueprint, numbering: Numbering) -> list[messages
     made: list[messages.PartitionPlan] = []
     for number, partition in enumerate(plan.partitions):
         own = [blueprint.interfaces[unit] for unit in partition.units]
-        inside = {value for unit in own for value in unit.outputs}
+        inside = dict.fromkeys(value for unit in own for value in unit.outputs)
         read = dict.fromkeys(value for unit in own for value in unit.inputs)
         inputs = [_source(numbering, value) for value in read if value not in inside]
         outputs: list[dict[str, Any]] = []
         waiting: set[int] = set()
-        for value in inside:
+        # In the order in which they are published. The caller looks as soon as the last partitions are done, and those
+        # wait for what they read only: what no other partition reads must be there before what one does.
+        for value in sorted(inside, key=lambda value: value in crossing and bool(crossing[value].consumers)):
             edge = crossing.get(value)
             alone = edge is not None and edge.to_caller and not edge.consumers and value not in read
             outputs.append(

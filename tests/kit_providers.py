@@ -4,10 +4,12 @@ import dataclasses
 import os
 import signal
 import threading
+import time
 
 import numpy
 
 from outrider.providers.contract import Capabilities, Claim, Program, Provider
+from outrider.shm.board import BoardWriter
 
 FUNCTIONS = {
     "Abs": numpy.abs, "Add": numpy.add, "Exp": numpy.exp, "Identity": lambda x: x, "Mul": numpy.multiply,
@@ -380,3 +382,17 @@ class Keeping(Small):
 
 class KeepingPerShape(Keeping):
     per_signature = True
+
+
+class Lingering(Small):
+    """Its worker is stopped for a while before each word that it publishes, as a busy machine may do."""
+
+    def setup(self, context):
+        super().setup(context)
+        publish = BoardWriter.publish
+
+        def late(*arguments):
+            time.sleep(0.03)
+            publish(*arguments)
+
+        BoardWriter.publish = late

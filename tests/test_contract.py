@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,25 @@ def test_inputs_constants_and_values_between_units_are_contiguous_aligned_and_re
             np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6)
         seen = told(session, "Small")["seen"]
     assert len(seen) == 3 * 7 and {tuple(one) for one in seen} == {(True, True, False)}
+
+
+def test_results_are_published_before_what_others_wait_for() -> None:
+    """Else a run may have ended, by those, while a result is not there yet: whoever is awake may be quick."""
+    nodes = [
+        node("Exp", "x", "e"), node("Neg", "e", "before"), node("Relu", "e", "a"), node("Neg", "a", "inner"),
+        node("Neg", "inner", "after"), node("Abs", "a", "y"),
+    ]  # fmt: skip
+    names = ["before", "inner", "after", "y"]
+    made = model(nodes, [tensor("x", ["N", 4])], [tensor(name, ["N", 4]) for name in names])
+    provider, options = (kit("Lingering"), {"claims": ["Relu", "Neg"]}), SessionOptions(max_in_flight=8)
+    with InferenceSession(made, providers=[provider, "cpu"], options=options) as session:
+        futures = []
+        for _ in range(8):  # each start wakes the cpu provider, here while the other one publishes
+            futures.append(session.run_async(names, {"x": X}))
+            time.sleep(0.04)
+        for future in futures:
+            for result, sign in zip(future.result(), (-1, -1, 1, 1), strict=True):
+                np.testing.assert_allclose(result, sign * np.exp(X), rtol=1e-6)
 
 
 # strided ------------------------------------------------------------------------------------------------------------
