@@ -71,6 +71,15 @@ def address_of(array: npt.NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+def extent_of(array: npt.NDArray[Any]) -> tuple[int, int]:
+    """The addresses of the first byte of an array that is not empty, whatever its strides, and behind its last one."""
+    low = high = address_of(array)
+    for dim, stride in zip(array.shape, array.strides, strict=True):
+        reach = (dim - 1) * stride
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return low, high + array.itemsize
+
+
 def page_up(nbytes: int) -> int:
     """`nbytes` rounded up to whole pages."""
     return -(-nbytes // PAGE) * PAGE

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from outrider.shm import memory
 from outrider.shm.errors import LayoutError, WeightFileChangedError
-from outrider.shm.segment import ALIGN, PAGE, SEALS, address_of, page_up
+from outrider.shm.segment import ALIGN, PAGE, SEALS, address_of, extent_of, page_up
 
 _CHUNK = 8 << 20
 
@@ -153,7 +153,7 @@ def let_go(array: npt.NDArray[Any]) -> None:
     mapping = mapping_of(array)
     if mapping is None or not array.size:
         return
-    low, high = np.lib.array_utils.byte_bounds(array)
+    low, high = extent_of(array)
     start = address_of(np.frombuffer(mapping, np.uint8))
     first, last = (low - start) // PAGE * PAGE, min(page_up(high - start), len(mapping))
     mapping.madvise(mmap.MADV_DONTNEED, first, last - first)

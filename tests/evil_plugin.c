@@ -16,6 +16,8 @@
    When it is loaded, before any of its functions is called:
    LOADING   it reads through a null pointer
    NOTHING   it has none of the functions that ONNX Runtime looks for
+   As a library of custom operators:
+   OPERATORS it reads through a null pointer when they are registered
 */
 
 #include <signal.h>
@@ -36,8 +38,9 @@
 #define LOADING 10
 #define NOTHING 11
 #define EMPTY 12
+#define OPERATORS 13
 
-#if FAULT == SEGFAULT || FAULT == LOADING
+#if FAULT == SEGFAULT || FAULT == LOADING || FAULT == OPERATORS
 static int *volatile device; /* NULL, but the compiler cannot know */
 static volatile int last;
 static void crash(void) { last = *device; }
@@ -56,6 +59,15 @@ void __cxa_throw(void *thrown, void *type, void (*destroy)(void *));
 #if FAULT == NOTHING
 
 int something_else(void) { return 0; }
+
+#elif FAULT == OPERATORS
+
+void *RegisterCustomOps(void *options, const void *base)
+{
+    (void)options, (void)base;
+    crash();
+    return NULL;
+}
 
 #else
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.environments import environment
 from tests.skips import pypi_is_unreachable
 
@@ -25,14 +27,14 @@ class Plugin:
     library: Path
 
 
-@cache
-def unreachable() -> bool:
-    """True if the environments are not built yet, and PyPI does not answer."""
+def skip_if_unreachable() -> None:
+    """Skip the test if the environments are not built yet and PyPI does not answer."""
     try:
         ggml(), nxrt()
     except RuntimeError:
-        return pypi_is_unreachable()
-    return False
+        if pypi_is_unreachable():
+            pytest.skip("PyPI cannot be reached")
+        raise
 
 
 @cache

@@ -145,11 +145,7 @@ def test_files_stay_small() -> None:
 
 
 # What runs in a worker under another interpreter.
-PYTHON_310 = [
-    file
-    for file in FILES
-    if file.startswith(("shm/", "providers/wire/")) or (file.startswith("providers/") and file.count("/") == 1)
-]
+PYTHON_310 = [file for file in FILES if file.startswith(("shm/", "providers/"))]
 
 
 def test_workers_files_are_python_310() -> None:

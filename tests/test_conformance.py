@@ -75,7 +75,7 @@ def broken(reason: str, traceback: str) -> errors.ClaimBrokenError:
         (died(exit_code=3), CRASH, "exit code 3 in run at n", ""),
         (died(signal="SIGKILL", reason="it broke the protocol"), CRASH, "SIGKILL in run at n (it broke", ""),
         (died(reason="partition 0 ran longer than its partition_deadline of 2 s"), HANG, "2 s", "the stack"),
-        (errors.ProviderUnavailableError("x", reason="it did not load the model within 2 s"), HANG, "x", "the stack"),
+        (errors.ProviderUnavailableError("x", reason="it did not load it within 2 s"), HANG, "within 2 s", "the stack"),
         (errors.ProviderUnavailableError("no device", reason="no device"), ERROR, "no device", ""),
         (errors.RunTimeoutError("the run took longer", deadline=2.0), HANG, "the run took longer", "the stack"),
     ],
@@ -273,6 +273,7 @@ def test_a_wrong_provider_and_what_is_expected_of_it(run: Callable[..., tuple[in
     assert code == 1
     assert out.splitlines()[0].split() == ["HANG", "own/Exp-float32"]
     assert "ArithmeticError: Erf went wrong" in out and "2 surprises" in out
+    assert "wrote 1 line to its output, the first: about to fail" in out
     code, out, _ = run(f"{FILE}:Five", *cases, "--deadline", "2", "--expect", known)
     assert code == 0 and "expected HANG" in out
     code, out, _ = run(f"{FILE}:Sound", *cases, "--expect", known)

@@ -36,7 +36,7 @@ def on(specimen: str) -> list[str]:
 
 
 def test_cpu_passes() -> None:
-    names = [one.name for one in SPECIMENS[::3]]
+    names = [one.name for one in SPECIMENS[::6]]
     found = tried("cpu", *(f"contract/*/{name}" for name in names), *ALL)
     assert not wrong(found)
     assert {one.name.split("/")[1] for one in found} == {"answers", *(one.name for one in (*CONTRACTS, *WHOLE))}
@@ -111,6 +111,25 @@ def test_one_that_needs_fixed_shapes_is_tried_with_them() -> None:
     assert {one.name.split("/")[1] for one in found if one.outcome.kind == PASS} == {
         "answers", "repeated", "in-flight", "special", "given-up", "levels", "independent", "sessions", "scalars",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "phase", "kind", "told"),
+    [
+        ("sigsegv", "claim", CRASH, "SIGSEGV in claim"),
+        ("hang", "claim", HANG, "did not answer what it claims within 1 s"),
+        ("sigabrt", "load", CRASH, "SIGABRT in load at Relu.0"),
+        ("hang_gil", "load", HANG, "did not load its part of the model within 1 s"),
+        ("refuse_compile", "load", UNSUPPORTED, "cannot be compiled: chaos was told to refuse it"),
+        ("claim_overlap", "claim", ERROR, "two claims on node 'Relu.0'"),
+    ],
+)
+def test_it_is_told_where_it_happened(fault: str, phase: str, kind: str, told: str) -> None:
+    spec = f"chaos?fault={fault}&phase={phase}&incarnations=[1]"
+    with Rig(parse_provider(spec), 1.0 if kind == HANG else 60.0) as rig:
+        (found,) = results(rig, Selection(("own/Relu-float32",)), quick=True, shapes_only=False, tell=lambda name: None)
+    assert found.outcome.kind == kind
+    assert told in found.outcome.reason
 
 
 def test_float64_is_not_float32() -> None:

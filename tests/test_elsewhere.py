@@ -110,6 +110,17 @@ def test_types_that_numpy_lacks_are_raw_integers_there(python: Path, dtype: str)
     np.testing.assert_array_equal(y.astype(np.float32), -x.astype(np.float32))
 
 
+@pytest.mark.skipif(not pythons("3.10"), reason="there is no Python 3.10")
+def test_an_old_numpy_will_do_but_for_cpu() -> None:
+    there = environment("numpy-1", ["numpy==1.26.4"], pythons("3.10")[0])
+    with InferenceSession(
+        chain("Relu"), providers=[ProviderSpec(f"{HERE}/own_providers.py:MyProvider", python=there)]
+    ) as s:
+        np.testing.assert_array_equal(s.run(None, {"x": X})[0], np.maximum(X, 0))
+    words = refusal([ProviderSpec("cpu", python=there)])
+    assert f"it needs NumPy 2 or newer, and this is 1.26.4 of {there.parent.parent}" in words
+
+
 def test_zeromq_is_used_where_it_is() -> None:
     with_zmq = environment("zeromq", ["numpy>=2", "pyzmq>=26"])
     with InferenceSession(chain("Neg"), providers=[ProviderSpec("cpu", python=with_zmq)]) as session:

@@ -108,6 +108,15 @@ def test_a_library_that_is_killed_is_not_held_guilty(tmp_path: Path) -> None:
         assert "it was ended by SIGKILL" in str(error.reason) and "is not started again" not in str(error.reason)
 
 
+def test_custom_operators_that_end_the_process(tmp_path: Path) -> None:
+    library = build(tmp_path, "operators")
+    wished = ProviderSpec("ort", options={"custom_ops": [str(library)]}, required=False)
+    with InferenceSession(chain("Relu"), providers=[wished, "cpu"]) as session:
+        told = reason_in(session)
+    assert "it was ended by SIGSEGV" in told and f"it loads {library}" in told
+    assert "is not started again" in str(refused(ProviderSpec("ort", options={"custom_ops": [str(library)]})).reason)
+
+
 def test_libraries_that_hang(tmp_path: Path) -> None:
     """One waits in the kernel, the other computes, and holds the interpreter's lock."""
     libraries = [build(tmp_path, fault) for fault in ("hang", "spin")]
@@ -121,6 +130,7 @@ def test_libraries_that_hang(tmp_path: Path) -> None:
         with pytest.raises(errors.ProviderUnavailableError, match="did not start within") as caught:
             Fleet._of([spec(library)], options, None)
         assert str(library) in str(caught.value.reason)
+        assert "in _plugged" in str(caught.value)  # the Python stack: where it was
 
 
 @pytest.mark.parametrize("fault", REFUSALS)

@@ -25,7 +25,10 @@ GGML, GGML_EXACT, NXRT, NXRT_AGAIN = "ort:ggml", "ort:ggml:1", "ort:cpu_ep", "or
 HALF = 3e-4  # of the largest value: ggml keeps weights as float16
 EXACT = 5e-5
 
-pytestmark = pytest.mark.skipif(plugins.unreachable(), reason="PyPI cannot be reached")
+
+@pytest.fixture(scope="module", autouse=True)
+def reached() -> None:
+    plugins.skip_if_unreachable()
 
 
 def started() -> Fleet:

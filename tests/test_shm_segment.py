@@ -11,7 +11,7 @@ import pytest
 
 from outrider.shm import memory, segment
 from outrider.shm.errors import LayoutError, OutOfMemoryError
-from outrider.shm.segment import PAGE, SEGMENT_BYTES, Segment, create_segment, page_up, read_only
+from outrider.shm.segment import PAGE, SEGMENT_BYTES, Segment, create_segment, extent_of, page_up, read_only
 
 pytestmark = pytest.mark.fast
 
@@ -230,3 +230,10 @@ def test_descriptors_and_mappings_go_with_the_last_array():
     del array
     gc.collect()
     assert mapped() == 0 and len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_extent_of_an_array_is_that_of_numpy():
+    whole = np.zeros((4, 5, 6), np.float32)
+    for array in (whole, whole[::-1], whole[1:3, ::2, ::-2], whole.T, whole[2, 3], whole[1, 1, 1:2].reshape(())):
+        assert extent_of(array) == np.lib.array_utils.byte_bounds(array)
+    assert extent_of(np.broadcast_to(whole[:1], (9, 4, 5, 6))) == extent_of(whole[:1])

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from outrider.providers.cpu.native import build
+from tests.environments import numpy_only
 from tests.models import feeds, model_path, tolerance
 from tests.oracle import assert_agree, run_ort
 
@@ -101,6 +102,26 @@ def test_the_wheel_brings_compiled_kernels_that_need_no_compiler(installed: Path
     assert told["target"] == (build.V3 if build.has_avx2() else "portable")
     assert {"conv", "gemm"} <= set(told["families"])
     assert not (tmp_path / "cache" / "kernels").exists()
+
+
+_ELSEWHERE = """
+import json, sys
+import outrider
+
+with outrider.InferenceSession(sys.argv[1], providers=[outrider.ProviderSpec("cpu", python=sys.argv[2])]) as session:
+    print(json.dumps([session.stats()["providers"]["cpu"]["compiled"], session.health()["cpu"]["versions"]]))
+"""
+
+
+@NEEDS_COMPILER
+def test_a_worker_in_another_environment_uses_them_too(installed: Path, tmp_path: Path) -> None:
+    command = [str(installed), "-c", _ELSEWHERE, str(model_path("silero-16k")), str(numpy_only())]
+    environment = {**os.environ, "OUTRIDER_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    compiled, versions = json.loads(done.stdout)
+    assert compiled["from"] == "wheel"
+    assert set(versions) == {"python", "numpy"}
 
 
 @NEEDS_COMPILER

@@ -301,6 +301,7 @@ class Five(Sound):
         if op == "Exp":
             time.sleep(1000)
         if op == "Erf":
+            print("about to fail")
             raise ArithmeticError("Erf went wrong")
         if op == "Neg":
             operands[0][...] *= -1

@@ -8,9 +8,12 @@ kernel, `program.py` is what the worker sees.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 import outrider.providers.cpu.kernels  # noqa: F401 (registers the kernels)
 import outrider.providers.cpu.sequences  # noqa: F401 (registers the kernels)
@@ -62,7 +65,10 @@ class CpuProvider(Provider):
         self._warn: Callable[..., None] = lambda *args: None
 
     def setup(self, context: Context) -> None:
-        """Raises ProviderUnavailableError for an unknown option, and for a value that an option does not take."""
+        """Raises ProviderUnavailableError for an unknown option or value of one, and for a NumPy that is too old."""
+        if int(np.__version__.partition(".")[0]) < 2:
+            reason = f"it needs NumPy 2 or newer, and this is {np.__version__} of {sys.prefix}; upgrade it there"
+            raise ProviderUnavailableError(f"the cpu provider cannot run: {reason}", provider="cpu", reason=reason)
         unknown = sorted(set(context.options) - {"compiled", "reshape"})
         if unknown:
             names = ", ".join(unknown)

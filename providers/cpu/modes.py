@@ -15,7 +15,7 @@ from outrider.providers.cpu.kernels.frame import Bind, Dynamic, order_of, ordere
 from outrider.providers.cpu.records import BOUND, Record, Taken
 from outrider.providers.wire.failures import fail
 from outrider.shm import memory
-from outrider.shm.segment import address_of
+from outrider.shm.segment import address_of, extent_of
 
 VARIANTS = 8  # of one packed weight that are kept, where what is made depends on shapes
 
@@ -177,7 +177,7 @@ class BoundMode(Bind):
     def _root_of(self, array: np.ndarray) -> Root | None:
         if not array.size:
             return None
-        low, high = np.lib.array_utils.byte_bounds(array)
+        low, high = extent_of(array)
         roots = [taken.root for taken in self.memory.taken]
         for root in (*roots, *(item.root for item in self.items if item is not None)):
             if root is not None and root.start <= low < root.end:

@@ -74,6 +74,7 @@ def command(args: argparse.Namespace) -> int:
         about = _about(rig)
         for one in results(rig, selection, args.quick, args.shapes_only, lambda name: tell(f"{len(found)} {name}")):
             found.append(one)
+    about["output"] = {"lines": rig.output.lines, "first": rig.output.first}
     if not found:
         raise InvalidOptionError("no case is selected.", name="--only", value="", expected="a pattern that fits a case")
     hangs = sum(one.outcome.kind == HANG for one in found)

@@ -102,7 +102,7 @@ def _lost(error: WorkerDiedError | ProviderUnavailableError | RunTimeoutError) -
     reason = str(error.reason or "")
     if isinstance(error, ProviderUnavailableError):
         late = bool(_LATE.search(reason))
-        return Outcome(HANG if late else ERROR, _line(error), _HANGS if late else "", _rest(error))
+        return Outcome(HANG if late else ERROR, reason or _line(error), _HANGS if late else "", _rest(error))
     where = f" at {', '.join(error.nodes)}" if error.nodes else ""
     told = "\n".join(text for text in (error.stack, error.stderr) if text)[:_DETAIL]
     if _LATE.search(reason):

@@ -22,8 +22,9 @@ _OPERATORS = 30
 
 @dataclass(frozen=True)
 class Report:
-    """`about`: the provider, its versions and attributes. `whole`: every case was asked for, so an expectation that
-    fits none is wrong. `ended`: why the run stopped before its end, '' if it did not."""
+    """`about`: the provider, its versions and attributes, and what it wrote to its `output`. `whole`: every case was
+    asked for, so an expectation that fits none is wrong. `ended`: why the run stopped before its end, '' if it did
+    not."""
 
     about: dict[str, Any]
     results: Sequence[Result]
@@ -54,7 +55,7 @@ class Report:
 
     # Plain data ----------------------------------------------------------------------------------------------------
     def plain(self) -> dict[str, Any]:
-        """{format, provider, versions, attributes, ok, ended, seconds, counts, unmet, cases}.
+        """{format, provider, versions, attributes, output, ok, ended, seconds, counts, unmet, cases}.
 
         `cases`: [{name, group, kind, ok, reason, hint, remedy, detail, expected, seconds}] in the order in which they
         ran; `expected`: {kind, reason} of the entry that counts, or None.
@@ -165,6 +166,10 @@ class Report:
         lines = [f"{self.about['provider']}: {len(self.results)} cases in {self.seconds:.1f} s", counted]
         if self.ended:
             lines.append(f"NOT FINISHED: {self.ended}")
+        output = self.about.get("output", {"lines": 0})
+        if output["lines"]:
+            count = f"{output['lines']} line{'' if output['lines'] == 1 else 's'}"
+            lines += _folded(f"it wrote {count} to its output, the first: {output['first']}", 0)
         wrong = len(self.surprises)
         lines.append("as expected" if self.ok else f"{wrong} surprise{'' if wrong == 1 else 's'}")
         return lines
@@ -189,7 +194,8 @@ def _xml(text: str) -> str:
     return "".join(c if c in "\t\n\r" or 32 <= ord(c) < 0xD800 or ord(c) >= 0xE000 else "?" for c in text)
 
 
-def _folded(text: str) -> list[str]:
+def _folded(text: str, indent: int = 12) -> list[str]:
     return textwrap.wrap(
-        text, 110, initial_indent=12 * " ", subsequent_indent=14 * " ", break_long_words=False, break_on_hyphens=False
-    )
+        text, 110, initial_indent=indent * " ", subsequent_indent=(indent + 2) * " ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip

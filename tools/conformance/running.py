@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,30 @@ START = 30.0  # seconds; a busy machine needs some, and one start that hangs end
 COMPANION = "companion"  # computes what the provider under test declines
 
 
+class Output(logging.Handler):
+    """What the provider writes to its standard output and error: how many lines, and the first one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.INFO)
+        self.lines = 0
+        self.first = ""
+        self._logger = logging.getLogger(f"outrider.worker.{name}")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        self.lines += 1
+        self.first = self.first or record.getMessage()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)
+        super().close()
+
+
 class Rig:
     """One provider, and a worker of it that is there whenever a case needs one.
 
@@ -32,7 +57,15 @@ class Rig:
         self.spec = dataclasses.replace(spec, required="start")
         self.name = spec.display
         self.deadline = deadline
+        self.output = Output(self.name)
         self._fleet: Fleet | None = None
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _start(self) -> None:
         options = SessionOptions(fleet=self.fleet)  # which starts, or does not
         # It may have to compile its kernels first, for which the deadline of the cases is not meant.
         InferenceSession(built(SPECIMENS[0]).proto, providers=[COMPANION], options=options).close()
@@ -62,6 +95,7 @@ class Rig:
 
     def __exit__(self, *raised: object) -> None:
         self.renew()
+        self.output.close()
 
     def options(self, **changed: Any) -> SessionOptions:
         """Of a session in which nothing is hidden: no second attempt, nobody else for what was claimed."""
