@@ -76,7 +76,7 @@ def shares(session: InferenceSession) -> Counter[str]:
     ("name", "providers", "least", "tolerance"),
     [
         ("ppocr-cls", (GGML, NXRT, "cpu"), (120, 90, 11), HALF),
-        ("magika", (NXRT, GGML, "cpu"), (50, 30, 1), HALF),
+        ("magika", (NXRT, GGML, "cpu"), (80, 5, 1), HALF),
         ("ppocr-rec", (GGML_EXACT, NXRT, "cpu"), (350, 40, 6), EXACT),
         ("basic-pitch", (GGML, NXRT, "cpu"), (200, 30, 0), 1e-3),  # as far as onnxruntime's own levels are apart
         ("silero-16k", (NXRT, GGML, "cpu"), (35, 4, 2), HALF),
@@ -101,7 +101,9 @@ def test_what_is_taken_and_cannot_be_run_goes_to_the_next() -> None:
         assert shares(session).keys() == {GGML}
         check(session, "basic-pitch", 1e-3)
         assert session.health()[GGML]["deaths"] == 0
-        assert shares(session).keys() == {"cpu"} and "took it and cannot run it" in str(session.placement())
+        found = shares(session)  # the others stay
+        assert found[GGML] >= 150 and found["cpu"] >= 20, found
+        assert "took it and cannot run it" in str(session.placement())
 
 
 def test_each_has_the_onnxruntime_of_its_environment(fleet: Fleet) -> None:
