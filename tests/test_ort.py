@@ -236,20 +236,23 @@ def test_values_without_an_address_go_by_value(fleet: outrider.Fleet) -> None:
             node("StringConcat", "s s", "t"),
             node("SplitToSequence", "x", "q", axis=0, keepdims=1),
             node("SequenceAt", "p one", "first"),
+            node("SplitToSequence", "x two", "r", axis=1),
         ],
         [
             tensor("s", ["M"], TensorProto.STRING),
             tensor("x", ["N", 2]),
             sequence("p"),
             tensor("one", [], TensorProto.INT64),
+            tensor("two", [], TensorProto.INT64),
         ],
-        [tensor("t", ["M"], TensorProto.STRING), sequence("q"), tensor("first", None)],
+        [tensor("t", ["M"], TensorProto.STRING), sequence("q"), tensor("first", None), sequence("r")],
     )
     given = {
         "s": np.array(["ab", "ü"], dtype=object),
         "x": np.arange(6, dtype=np.float32).reshape(3, 2),
         "p": [np.ones(2, np.float32), np.zeros((1, 3), np.float32)],
         "one": np.array(1),
+        "two": np.array(2),
     }
     with opened(fleet, split) as session:
         assert bits(session.run(None, given)) == bits(alone(split, "none").run(None, given))

@@ -223,7 +223,7 @@ class OrtProgram(Program):
         if isinstance(item, np.ndarray) and declared in PACKED:
             return packed_value(self._ort, item, declared)
         if isinstance(item, np.ndarray) and has_address(declared):
-            return value_of(self._ort, np.ascontiguousarray(item), NUMBER[declared])
+            return value_of(self._ort, item, NUMBER[declared])
         return item
 
     # Failures ------------------------------------------------------------------------------------------------------
