@@ -9,7 +9,6 @@ each version of Python compiles a zip once, which is kept in the cache folder; w
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import logging
@@ -21,6 +20,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 from outrider.providers.wire.lasting import bound, cache_folder, read_bytes, write_bytes
+from outrider.shm.segment import sealed
 
 log = logging.getLogger("outrider.cache")
 
@@ -40,12 +40,11 @@ with zipfile.ZipFile(sys.argv[1]) as source, open(int(sys.argv[2]), "wb") as fil
             code = compile(text, name, "exec", dont_inherit=True)
             made.writestr(name + "c", MAGIC_NUMBER + struct.pack("<L8x", 1) + marshal.dumps(code))
 """
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def carried(python: str) -> int:
     """A new descriptor of the zip for an interpreter (close-on-exec, yours)."""
-    return _memfd(_compiled.get(_magic.get(python, "")) or _zip())
+    return sealed("outrider-worker", _compiled.get(_magic.get(python, "")) or _zip())
 
 
 def prepare(python: str, magic: str, run: Callable[[list[str], list[int]], tuple[int, str, str]]) -> None:
@@ -70,7 +69,7 @@ def prepare(python: str, magic: str, run: Callable[[list[str], list[int]], tuple
 
 def _compile(run: Callable[[list[str], list[int]], tuple[int, str, str]]) -> bytes:
     """The zip with bytecode, as the interpreter makes it; nothing if it does not."""
-    source = _memfd(_zip())
+    source = sealed("outrider-worker", _zip())
     made = os.memfd_create("outrider-bytecode", os.MFD_CLOEXEC)
     try:
         code, out, error_out = run(["-c", _COMPILE, f"/proc/self/fd/{source}", str(made)], [source, made])
@@ -83,18 +82,6 @@ def _compile(run: Callable[[list[str], list[int]], tuple[int, str, str]]) -> byt
     finally:
         os.close(source)
         os.close(made)
-
-
-def _memfd(data: bytes) -> int:
-    fd = os.memfd_create("outrider-worker", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(data)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 _magic: dict[str, str] = {}  # interpreter -> the magic number of its bytecode

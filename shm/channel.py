@@ -19,11 +19,11 @@ from typing import Protocol
 
 from outrider.shm.descriptors import rights
 from outrider.shm.errors import ChannelClosedError, ChannelFullError, LayoutError
+from outrider.shm.segment import ALL_SEALS, sealed
 
 INLINE_BYTES = 32_768  # well below the least that a socket's buffer is set to
 _LENGTH = struct.Struct("<Q")
 _CONTROL_BYTES = socket.CMSG_SPACE(4 * 4)  # more than one descriptor is refused, and none is lost unseen
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class Channel(Protocol):
@@ -63,7 +63,7 @@ class PairChannel:
         with contextlib.ExitStack() as kept:
             packet, control = body, []
             if len(body) > INLINE_BYTES:
-                held = _sealed(body)
+                held = sealed("outrider-message", body)
                 kept.callback(os.close, held)
                 packet = _LENGTH.pack(len(body))
                 control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [held]))]
@@ -114,10 +114,10 @@ class PairChannel:
     def _held(self, packet: bytes, fd: int) -> bytes:
         """The message in a memfd, which whoever sent it cannot change or shorten any more."""
         try:
-            sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+            fixed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & ALL_SEALS == ALL_SEALS
         except OSError:  # not a memfd at all
-            sealed = False
-        if not sealed:
+            fixed = False
+        if not fixed:
             raise _malformed("the descriptor that came with it is no sealed memfd")
         nbytes = os.fstat(fd).st_size
         if len(packet) != _LENGTH.size or _LENGTH.unpack(packet) != (nbytes,) or not 0 < nbytes <= self._most:
@@ -133,18 +133,6 @@ class PairChannel:
     def close(self, linger: float = 0.0) -> None:
         """As `Channel.close`; the kernel keeps what was sent."""
         self._socket.close()
-
-
-def _sealed(body: bytes) -> int:
-    fd = os.memfd_create("outrider-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(body)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _closed() -> ChannelClosedError:

@@ -40,6 +40,7 @@ ALIGN = 64
 """Places of tensors start at multiples of this many bytes."""
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+ALL_SEALS = SEALS | fcntl.F_SEAL_WRITE
 
 _MAP_NORESERVE = 0x4000  # asm-generic; the mmap module has it from 3.13
 _MADV_REMOVE = 9
@@ -55,6 +56,19 @@ def create_segment(name: str, nbytes: int = SEGMENT_BYTES) -> int:
     try:
         os.ftruncate(fd, page_up(max(nbytes, 1)))
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def sealed(name: str, data: bytes) -> int:
+    """A memfd that holds these bytes and can never change (close-on-exec, yours)."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, ALL_SEALS)
     except BaseException:
         os.close(fd)
         raise

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from outrider.shm import memory
 from outrider.shm.errors import LayoutError, WeightFileChangedError
-from outrider.shm.segment import ALIGN, PAGE, SEALS, address_of, extent_of, page_up
+from outrider.shm.segment import ALIGN, ALL_SEALS, PAGE, address_of, extent_of, page_up
 
 _CHUNK = 8 << 20
 
@@ -54,7 +54,7 @@ class WeightWriter:
     def seal(self) -> int:
         """Make the segment immutable and return its descriptor (close-on-exec, yours)."""
         os.ftruncate(self._fd, max(self.nbytes, PAGE))
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_WRITE)
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, ALL_SEALS)
         fd, self._fd = self._fd, -1
         return fd
 
@@ -84,7 +84,7 @@ class WeightMap:
         key = (status.st_dev, status.st_ino)
         view = self._segments.get(key)
         if view is None:
-            wanted = SEALS | fcntl.F_SEAL_WRITE
+            wanted = ALL_SEALS
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError as error:
