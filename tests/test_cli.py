@@ -331,7 +331,7 @@ def test_debug_shows_what_workers_print_and_their_tracebacks(folder):
     code, _, err = call(folder, "run", "model.onnx", "--providers", "mine.py:Fails,cpu")
     assert code == 3
     assert "Traceback" not in err
-    assert err.endswith("Run again with --debug to see the traceback.\n")
+    assert err.endswith(".\nRun again with --debug to see the traceback.\n")
     code, _, err = call(folder, "run", "model.onnx", "--providers", "mine.py:Fails,cpu", "--debug")
     assert code == 3
     assert "In the worker:" in err

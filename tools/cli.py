@@ -147,7 +147,8 @@ def _fail(text: str, code: int, debug: bool, error: errors.OutriderError | None 
     if debug:
         traceback.print_exc()
     elif _TRACEBACK in text:
-        text = text[: text.index(_TRACEBACK)].rstrip() + _HINT
+        text = text[: text.index(_TRACEBACK)].rstrip()
+        text = (f"{text[:-1]}." if text.endswith(":") else text) + _HINT
     elif getattr(error, "remote_traceback", None):
         text += _HINT
     first, *others = visible(f"outrider: {text}").splitlines()
