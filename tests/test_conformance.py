@@ -237,6 +237,21 @@ def test_the_report_in_its_three_forms() -> None:
 
 
 @fast
+@pytest.mark.parametrize(
+    ("kind", "threads"),
+    [
+        (CRASH, ("Thread 0x1", "Current thread 0x2")),
+        (CRASH, ("Thread 0x1", "Current thread 0x2", *["Thread 0x3"] * 9)),
+        (HANG, ("Current thread 0x1", "Thread 0x2")),
+    ],
+)
+def test_the_stack_that_is_shown_is_that_of_the_provider(kind: str, threads: tuple[str, ...]) -> None:
+    stack = "\n".join(f"{name} (most recent call first):\n  File of {name}\n" for name in threads)
+    shown = Report({"provider": "p"}, [Result("own/a", "A", Outcome(kind, detail=stack))]).text()
+    assert f"| {threads[1]} (most" in shown and "0x1" not in shown
+
+
+@fast
 def test_a_run_that_ended_early_is_never_right() -> None:
     assert Report({"provider": "p"}, FOUND[:1]).ok
     report = Report({"provider": "p"}, FOUND[:1], ended="20 cases hung")
@@ -291,6 +306,7 @@ def test_values_do_not_count_with_shapes_only(run: Callable[..., tuple[int, str,
         (("cpu", "--opsets", "13-x"), "numbers and ranges"),
         (("cpu", "--deadline", "0"), "positive number of seconds"),
         (("cpu", "--quick", "--only", "nothing"), "no case is selected"),
+        (("cpu", "--quick", "--ops", "Conf"), "none that is asked for has Conf"),
         (("cpu", "--expect", "/no/such/file"), "cannot read /no/such/file"),
         (("nothing",), "there is no provider 'nothing'"),
     ],

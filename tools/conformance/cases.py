@@ -72,10 +72,12 @@ def _contract_results(rig: Rig, selection: Selection, tell: Tell) -> Iterator[Re
     if not each and not any(map(asked, WHOLE)):
         return
     taken: list[Specimen] = []
+    fits = False
     for specimen in each or SPECIMENS:
         graph = built(specimen)
         if not selection.content(Case(specimen.name, graph.proto.SerializeToString(), [], 0, 0)):
             continue
+        fits = True
         tried, basic = _basic(rig, specimen, tell)
         if asked(BASIC, specimen):
             yield basic
@@ -86,7 +88,7 @@ def _contract_results(rig: Rig, selection: Selection, tell: Tell) -> Iterator[Re
             if asked(one, specimen):
                 yield _contract_result(rig, one, specimen, tell)
     for whole in WHOLE:
-        if asked(whole):
+        if fits and asked(whole):
             yield _whole_result(rig, whole, taken, tell)
 
 

@@ -76,7 +76,9 @@ def command(args: argparse.Namespace) -> int:
             found.append(one)
     about["output"] = {"lines": rig.output.lines, "first": rig.output.first}
     if not found:
-        raise InvalidOptionError("no case is selected.", name="--only", value="", expected="a pattern that fits a case")
+        asked = " or ".join(sorted(selection.operators))
+        told = f"no case is selected{f': none that is asked for has {asked}' if asked else ''}."
+        raise InvalidOptionError(told, name="--only", value="", expected="a pattern that fits a case")
     hangs = sum(one.outcome.kind == HANG for one in found)
     ended = f"{hangs} cases hung, and the others were not tried" if hangs >= MOST_HANGS else ""
     whole = selection == Selection() and not (args.quick or args.shapes_only)

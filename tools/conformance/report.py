@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from outrider.tools.text import table
 
 FORMAT = 1  # of the plain data; counted up when a field goes or changes its meaning
 _DETAIL_LINES = 6
+_THREAD = re.compile(r"(Current thread|Thread) 0x")
 _DECLINES = 20
 _OPERATORS = 30
 
@@ -180,9 +182,15 @@ def _failed(counts: Counter[str]) -> int:
 
 
 def _excerpt(outcome: Outcome) -> list[str]:
-    """The lines that matter: a stack has the innermost call first, a traceback last."""
+    """The lines that matter: a traceback has the innermost call last, and a stack first, of the thread that crashed, or
+    else of the last one, the main thread, which calls the provider."""
     lines = outcome.detail.strip().splitlines()
-    return lines[:_DETAIL_LINES] if outcome.kind in (CRASH, HANG) else lines[-_DETAIL_LINES:]
+    if outcome.kind not in (CRASH, HANG):
+        return [line for line in lines if line.strip(" ~^")][-_DETAIL_LINES:]
+    threads = [number for number, line in enumerate(lines) if _THREAD.match(line)]
+    crashed = [number for number in threads if outcome.kind == CRASH and lines[number].startswith("Current")]
+    begin = (crashed or threads or [0])[-1]
+    return lines[begin : begin + _DETAIL_LINES]
 
 
 def _said(one: Result) -> str:
