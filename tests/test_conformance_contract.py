@@ -56,6 +56,7 @@ def test_a_sound_one_passes_all() -> None:
         ("Repeats", "Neg", {"repeated": MISMATCH}),
         ("Tiles", "Neg", {"shapes": MISMATCH}),
         ("Peeks", "Neg", {"empty": ERROR}),
+        ("Vectors", "Neg", {"widths": MISMATCH}),
         ("Counts", "Neg", {"scalars": ERROR}),
         ("MixesPlaces", "Relu", {"kept": MISMATCH}),
         ("MixesSlots", "Relu", {"in-flight": MISMATCH}),
@@ -87,6 +88,7 @@ def test_what_is_wrong_is_found_and_nothing_else(name: str, specimen: str, expec
     ("name", "wrong_in", "others"),
     [
         ("Hoards", ("unloaded", MISMATCH), ("cuts",)),
+        ("Opens", ("unloaded", MISMATCH), ("stops",)),
         ("Locks", ("killed", ERROR), ("claims", "stops")),
         ("Stays", ("stops", MISMATCH), ("killed",)),
     ],

@@ -83,6 +83,16 @@ class Peeks(Sound):
         return super().compute(unit, state, op, operands)
 
 
+class Vectors(Sound):
+    """Computes eight elements at a time, and forgets those that are left over."""
+
+    def compute(self, unit, state, op, operands):
+        y = super().compute(unit, state, op, operands)
+        if numpy.ndim(y):
+            y.reshape(-1)[y.size // 8 * 8 :] = 0
+        return y
+
+
 class Counts(Sound):
     """Counts rows, which a scalar does not have."""
 
@@ -257,6 +267,14 @@ class Hoards(Sound):
     def constant(self, unit, name):
         self.kept[len(self.kept)] = numpy.array(unit.constants[name])
         return unit.constants[name]
+
+
+class Opens(Sound):
+    """Opens a file for each unit, and never closes it."""
+
+    def compile(self, unit):
+        os.open(os.devnull, os.O_RDONLY)
+        return super().compile(unit)
 
 
 class Locks(Sound):

@@ -36,6 +36,7 @@ from outrider.tools.conformance.specimens import (
 )
 
 SIZES = (1, 3, 17, 3, 2, 1, 40, 3)
+WIDTHS = (7, 13)
 GIVEN_UP = 7  # rows of runs that are given up
 LOADINGS, WARM = 50, 10
 GROWTH = 32 << 20  # bytes that a worker may have grown by after the loadings beyond the first
@@ -102,6 +103,14 @@ def _empty(rig: Rig, specimen: Specimen) -> str | None:
 
 def _scalars(rig: Rig, specimen: Specimen) -> str | None:
     return _on(rig, built(scalar(specimen)), [(SIZE, 0), (SIZE, 1)])
+
+
+def _widths(rig: Rig, specimen: Specimen) -> str | None:
+    for width in WIDTHS:
+        found = _on(rig, built(widened(specimen, width)), [(SIZE, 0)])
+        if found is not None:
+            return f"with rows of {width} elements: {found}"
+    return None
 
 
 def _kept(rig: Rig, specimen: Specimen) -> str | None:
@@ -246,17 +255,22 @@ CONTRACTS = (
         _empty, lambda one: one.may_be_empty,
     ),
     Contract(
+        "widths", "rows whose length is no multiple of a vector's",
+        "Native code must see to the elements that whole vectors leave over.", _widths, lambda one: one.widens,
+    ),
+    Contract(
         "scalars", "tensors of rank 0", "A scalar is an array of shape (); decline it in claim() if need be.",
         _scalars, lambda one: one.elementwise,
     ),
     Contract(
         "kept", "results stay what they were when others are computed",
-        "A bound program writes to the places of its own binding only: keep them in bind(), not in the program.", _kept,
-        lambda one: one.free,
+        "Write only to the `out` of the present call, or of a Program to the places of its own bind(); keep neither.",
+        _kept, lambda one: one.free,
     ),
     Contract(
         "in-flight", "runs that are asked for at once get their own answers",
-        "bind() is called for each slot: the callable that it returns must keep to its own places.", _in_flight,
+        "Runs use several places by turns: write to the `out` of the present call, or what bind() returns to its own.",
+        _in_flight,
     ),
     Contract(
         "special", "infinities, and NaN where ONNX leaves no doubt",
@@ -280,8 +294,8 @@ CONTRACTS = (
     ),
     Contract(
         "shared", "a unit leaves the values alone that it reads",
-        "Inputs are read-only, others read them too: compute into new memory, in native code as well.", _shared,
-        lambda one: one.like,
+        "Inputs are read-only, others read them too: compute into new memory, in native code as well. With `strided`, "
+        "what one unit returned must stay as it is while others run.", _shared, lambda one: one.like,
     ),
     Contract(
         "sessions", "two models on one worker do not mix", "Key what you keep by the unit, not by names of values.",
@@ -360,17 +374,24 @@ def _unloaded(rig: Rig, taken: Sequence[Specimen]) -> str | None:
     specimen = next((one for one in taken if Constant((WIDTH, WIDTH)) in one.constants.values()), taken[0])
     heavy = widened(specimen, WIDE)
     size = SIZE if specimen.constants else WIDE  # of a free dimension
-    before = 0
+    before: list[int] = []
     for loading in range(LOADINGS):
         graph = built(heavy, seed=loading)
         with rig.beside(graph.proto) as session:
             session.run(None, graph.feeds(size))
         if loading == WARM - 1:
-            before = memory_of(rig.worker.pid)
-    grown = memory_of(rig.worker.pid) - before
-    if grown > GROWTH:
-        return f"its process grew by {grown >> 20} MiB in {LOADINGS - WARM} loadings of {specimen.name}"
-    return None
+            before = _held(rig.worker.pid)
+    memory, files, threads = (now - then for now, then in zip(_held(rig.worker.pid), before, strict=True))
+    times = LOADINGS - WARM
+    grown = [f"{memory >> 20} MiB"] if memory > GROWTH else []
+    grown += [f"{more} {what}" for more, what in ((files, "open files"), (threads, "threads")) if more >= times]
+    told = f"its process grew by {' and '.join(grown)} in {times} loadings and runs of {specimen.name}"
+    return told if grown else None
+
+
+def _held(pid: int) -> list[int]:
+    """What a process holds: bytes of memory, open files, threads."""
+    return [memory_of(pid), *(len(os.listdir(f"/proc/{pid}/{what}")) for what in ("fd", "task"))]
 
 
 def _saved(rig: Rig, taken: Sequence[Specimen]) -> str | None:
@@ -429,8 +450,8 @@ WHOLE = (
         "and return every output of the unit, in order.", _cuts,
     ),
     WholeContract(
-        "unloaded", "a model that is closed leaves nothing behind",
-        "Free in unload(compiled) what compile() made, and keep no list of units.", _unloaded,
+        "unloaded", "a model that is closed leaves no memory, open files or threads behind",
+        "Free in unload(compiled) what compile() made, and keep no list of units or results.", _unloaded,
     ),
     WholeContract(
         "saved", "what load() makes of a saved state is what compile() made",

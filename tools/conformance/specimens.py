@@ -111,6 +111,11 @@ class Specimen:
         return self.x == ROWS and "Reshape" not in self.operators
 
     @property
+    def widens(self) -> bool:
+        """Whether its rows may have another width."""
+        return self.may_be_empty and "Split" not in self.operators
+
+    @property
     def chains(self) -> bool:
         """Whether it can stand anywhere in a chain of such."""
         return self.like and self.kind == "float32" and not self.positive
@@ -330,6 +335,10 @@ SPECIMENS = (
         "LayerNormalization", _one("LayerNormalization", "x s b"),
         {"s": Constant((WIDTH,)), "b": Constant((WIDTH,))}, dtypes=("float32",), like=True,
     ),
+    Specimen(
+        "LayerNormalization-three-axes", _one("LayerNormalization", "x s", axis=1, epsilon=0.1),
+        {"s": Constant((3, 8, 8))}, x=IMAGE, dtypes=("float32",), large=256,
+    ),
     Specimen("Transpose", _one("Transpose", perm=[1, 0]), dtypes=(*NUMBERS, "bool", "uint8")),
     Specimen("Reshape", _one("Reshape", "x shape"), {"shape": _index(-1, 2)}, dtypes=(*NUMBERS, "bool")),
     Specimen("Flatten", _one("Flatten"), x=IMAGE, large=256),
@@ -339,7 +348,7 @@ SPECIMENS = (
              dtypes=NUMBERS),
     Specimen("Gather", _one("Gather", "x indices", axis=1), {"indices": _index(0, 5, 5, -1)}, dtypes=NUMBERS),
     Specimen("ReduceMean", _one("ReduceMean", "x axes"), {"axes": _index(1)}),
-    Specimen("ReduceSum", _one("ReduceSum", "x axes", keepdims=0), {"axes": _index(1)}, dtypes=NUMBERS),
+    Specimen("ReduceSum", _one("ReduceSum", "x axes", keepdims=0), {"axes": _index(-1)}, dtypes=NUMBERS),
     Specimen("ArgMax", _one("ArgMax", axis=1), outputs={"y": "int64"}),
     Specimen("Cast", _one("Cast", to=int(NUMBER["int64"])), outputs={"y": "int64"}, dtypes=("float32", "int32")),
     Specimen("Split", _one("Split", "x", "y z", axis=1, num_outputs=2), outputs={"y": "", "z": ""}, dtypes=NUMBERS),
