@@ -10,11 +10,13 @@ import contextlib
 import glob
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.scheduler.carried import prepare
@@ -22,6 +24,7 @@ from outrider.scheduler.options import ProviderSpec
 
 OLDEST = (3, 10)
 COMPILE_SECONDS = 60.0
+MOST_SAID = 1 << 20  # bytes of an answer
 _MARK = "outrider-interpreter "  # before the answer: what the environment runs at every start may print, too
 # For any Python. Without the current folder, where a numpy.py is not NumPy.
 _QUESTION = f"""
@@ -161,15 +164,37 @@ def _asked(path: str, env: dict[str, str], seconds: float) -> Found | str:
 def _run(command: list[str], env: dict[str, str], seconds: float, fds: Sequence[int] = ()) -> tuple[int, str, str]:
     """Exit code and what was written. It ends with us, and when it is late, with all that it started.
 
-    `fds`: descriptors that it inherits. Raises OSError, subprocess.TimeoutExpired.
+    `fds`: descriptors that it inherits. Raises OSError, also for more than `MOST_SAID`; subprocess.TimeoutExpired.
     """
     with subprocess.Popen(
         dying_with_us(command), pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=env, text=True, errors="replace", start_new_session=True,
+        env=env, start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            out, error_out = process.communicate(timeout=seconds)
+            out, error_out = _read(process, monotonic() + seconds, seconds)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     return process.returncode, out, error_out
+
+
+def _read(process: subprocess.Popen[bytes], until: float, seconds: float) -> tuple[str, str]:
+    """What it writes until it ends. Unlike `communicate`, not without bound."""
+    said = {pipe.fileno(): bytearray() for pipe in (process.stdout, process.stderr) if pipe is not None}
+    with selectors.DefaultSelector() as selector:
+        for fd in said:
+            selector.register(fd, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(0.0, until - monotonic()))
+            if not ready:
+                raise subprocess.TimeoutExpired(process.args, seconds)
+            for key, _ in ready:
+                more = os.read(key.fd, 1 << 16)
+                said[key.fd] += more
+                if not more:
+                    selector.unregister(key.fd)
+            if sum(map(len, said.values())) > MOST_SAID:
+                raise OSError(f"it wrote more than {MOST_SAID} bytes")
+    process.wait(max(0.0, until - monotonic()))
+    out, error_out = (text.decode(errors="replace") for text in said.values())
+    return out, error_out

@@ -249,6 +249,7 @@ def test_an_interpreter_that_will_not_do_is_refused_before_anything_starts(tmp_p
         (plain, "may not be executed"),
         (script(tmp_path, "echo; exit 3"), "no Python: asked for its version, it ended with status 3"),
         (script(tmp_path, "echo no snake >&2"), "no Python: .* status 0: no snake"),
+        (script(tmp_path, "exec yes"), "no Python: it wrote more than 1048576 bytes"),
         (script(tmp_path, f"echo hello\necho '{answer}'"), "is Python 3.9.18; a worker needs 3.10 or newer"),
         (script(tmp_path, "echo 'outrider-interpreter [3, 9]'"), r"no Python: .* it said '\[3, 9\]'"),
         (environment("empty", []), r"\(Python .*\) has no numpy"),

@@ -440,3 +440,13 @@ def test_a_worker_that_dies_comes_back_with_its_sessions() -> None:
         for _ in range(3):
             assert bits(session.run(None, X)) == expected
         assert session.health()["ort"]["deaths"] == 1
+
+
+def test_a_worker_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime's telemetry would: it is off."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    made = model([node("Relu", "x", "y")], [tensor("x", [2])], [tensor("y", [2])])
+    with outrider.InferenceSession(made, providers=["ort"]) as session:
+        session.run(None, {"x": np.zeros(2, np.float32)})
+    assert os.listdir(tmp_path) == []

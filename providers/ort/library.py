@@ -28,6 +28,8 @@ _NUMBERED = frozenset({"CUDA", "Tensorrt", "NvTensorRTRTX", "MIGraphX", "ROCM", 
 
 def onnxruntime() -> Any:
     """The package. Raises ProviderUnavailableError where it is missing, broken, or older than `OLDEST`."""
+    # It would tell Microsoft of every worker, and leave files in the folder for temporary ones.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         package = importlib.import_module("onnxruntime")
     except ImportError as error:

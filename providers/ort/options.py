@@ -49,7 +49,27 @@ _ELSEWHERE = {
     "optimized_model_filepath": "the model is cut into units, each a session of its own",
     "session.record_ep_graph_assignment_info": "it is always on",
     "session.disable_cpu_ep_fallback": "say required='all' of the provider",
+    "session.model_external_initializers_file_folder_path": "weights are found where the model says",
+    "use_per_session_threads": "each worker has threads of its own",
+    "logid": "the logger outrider.worker.<provider> names the worker",
 }
+# onnxruntime ignores config entries that it does not know, and new versions know more: a name that is nearly one of
+# these is taken for a slip of the pen.
+# fmt: off
+_KNOWN = (
+    "disable_aot_function_inlining", "disable_double_qdq_remover", "disable_model_compile", "disable_prepacking",
+    "disable_qdq_constant_folding", "disable_quant_qdq", "dynamic_block_base", "enable_dq_matmulnbits_fusion",
+    "enable_quant_qdq_cleanup", "force_spinning_stop", "graph_optimizations_loop_level", "inter_op.allow_spinning",
+    "inter_op.spin_backoff_max", "inter_op.spin_duration_us", "intra_op.allow_spinning", "intra_op.spin_backoff_max",
+    "intra_op.spin_duration_us", "intra_op_thread_affinities", "qdq_matmulnbits_accuracy_level",
+    "qdq_matmulnbits_block_size", "qdqisint8allowed", "set_denormal_as_zero", "strict_shape_type_inference",
+    "use_device_allocator_for_initializers", "use_env_allocators", "x64quantprecision", "ep.context_embed_mode",
+    "ep.context_enable", "ep.context_file_path", "mlas.disable_kleidiai", "mlas.use_lut_gemm",
+    "optimization.disable_specified_optimizers", "optimization.enable_cast_chain_elimination",
+    "optimization.enable_gelu_approximation", "optimization.minimal_build_optimizations",
+)
+# fmt: on
+_SLIP = 0.93  # of difflib: one letter of twenty
 _FULL = ("session.", "ep.", "optimization.", "mlas.", "memory.")  # how config entries of onnxruntime begin
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -135,12 +155,21 @@ def _session_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         if name in _ATTRIBUTES:
             attributes[name] = _attribute(name, value, _ATTRIBUTES[name])
         elif name.startswith(_FULL):
+            if slip := _slip(name.removeprefix("session.")):
+                raise unavailable(f"onnxruntime has no session option {name!r}; did you mean {slip!r}?")
             entries[name] = ("1" if value else "0") if isinstance(value, bool) else str(value)
         else:
             near = difflib.get_close_matches(name, [*_ATTRIBUTES, *_ELSEWHERE], 1)
             hint = f"did you mean {near[0]!r}?" if near else f"attributes are {', '.join(_ATTRIBUTES)}"
             raise unavailable(f"onnxruntime has no session option {name!r}; {hint}; entries begin with {_begin()}")
     return attributes, entries
+
+
+def _slip(name: str) -> str:
+    """What was meant by a name that is nearly one of onnxruntime's, '' for any other."""
+    known = [*_KNOWN, *_ATTRIBUTES, *(one.removeprefix("session.") for one in _ELSEWHERE)]
+    near = difflib.get_close_matches(name, known, 1, _SLIP)
+    return near[0] if near and name not in known else ""
 
 
 def _begin() -> str:
@@ -155,6 +184,8 @@ def _attribute(name: str, value: Any, kind: type | tuple[str, ...]) -> Any:
             return str(value).lower()
         raise unavailable(f"session option {name!r} of ort is one of {', '.join(kind)}, not {value!r}")
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return int(value)
     except (TypeError, ValueError) as error:
         raise unavailable(f"session option {name!r} of ort is a number, not {value!r}") from error
