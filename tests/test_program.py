@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import resource
+import weakref
 from functools import partial
 from typing import Any
 
@@ -180,6 +182,22 @@ def test_unload_gives_the_memory_back() -> None:
         assert Bound(small, unit, {"x": x[:16]}).run()[0].tolist() == pytest.approx([np.e + 1] * 16)
         provider.unload(small)
         assert provider.stats()["arena_bytes"] == 0
+
+
+def test_unload_lets_constants_go_without_the_collector() -> None:
+    proto = model(
+        "agraph (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1.0, 2.0, 3.0, 4.0}, float[2] b = {5.0, 6.0}> "
+        "{ a = MatMul(x, w) y = Add(a, b) }"
+    )
+    with compiled(proto, "all") as (_, program, unit):
+        Bound(program, unit, {"x": np.ones((3, 2), np.float32)}).run()
+        code = weakref.ref(program.code)
+        gc.disable()  # loading a model turns it on
+    try:
+        del program
+        assert code() is None
+    finally:
+        gc.enable()
 
 
 def test_an_absurd_size_is_refused_before_it_is_touched() -> None:

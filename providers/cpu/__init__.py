@@ -123,6 +123,8 @@ class CpuProvider(Provider):
     def unload(self, compiled: Callable[[Sequence[Any]], Sequence[Any]] | Any) -> None:
         """Forget a program; scratch memory that only it needed goes back to the system."""
         self._programs = [program for program in self._programs if program is not compiled]
+        if isinstance(compiled, CpuProgram):
+            compiled.unload()
         if self._scratch is not None:
             self._scratch.trim(max((program.high for program in self._programs), default=0))
 

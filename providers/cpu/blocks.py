@@ -167,6 +167,13 @@ class Code:
         ops = set(self.ops)
         self.folded = {op: results for op, results in self.folded.items() if op in ops}
 
+    def let_go(self) -> None:
+        """Let go of all constants. How they are made leads back here, and Python's collector may come late."""
+        self._constants.clear()
+        self._items.clear()
+        self.folded.clear()
+        self.packed.clear()
+
     def known(self, number: int, make: Callable[[], Any]) -> None:
         """`number` names a constant from now on, which `make` gives when it is first asked for."""
         self._constants[number] = make

@@ -74,6 +74,10 @@ class CpuProgram(Program):
         last = self._lineage.last
         return Counter() if last is None else last.kernels
 
+    def unload(self) -> None:
+        """Let go of what it holds; it is not bound or run any more."""
+        self.code.let_go()
+
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         """See `Program.bind`. Values returned instead of placed are valid until the next run of this worker."""
         block = self.code.top
