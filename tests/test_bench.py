@@ -92,7 +92,7 @@ def test_a_runtime_measures_itself_in_its_own_process_and_says_why_it_refuses(tm
     [
         ["hop", "--rounds", "0"], ["hop", "model.onnx"], ["hop", "--feeds", "."], ["models", "@nothing"],
         ["models", "--feeds", "nowhere"], ["hop", "--plot", "rows.gif"], ["hop", "--plot", "nowhere/rows.svg"],
-        ["hop", "--save", __file__],
+        ["hop", "--save", __file__], ["hop", "--providers-file", __file__], ["models", "--providers-file", __file__],
     ],
 )  # fmt: skip
 def test_bad_usage(arguments):

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from outrider.scheduler.errors import InvalidOptionError
-from outrider.scheduler.specs import parse_list
 from outrider.tools.bench.measure import Request, Row
 from outrider.tools.bench.plot import svg
 from outrider.tools.inputs import write_text
-from outrider.tools.opening import SPECS, model_path, progress
+from outrider.tools.opening import SPECS, chosen_providers, model_path, progress
 from outrider.tools.text import plain, table
 
 # name -> what it measures; the modules are loaded when they are run.
@@ -67,9 +66,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--compiled", default="True", metavar="X", help="`nodes`: the cpu provider's option, as False or conv+gemm"
     )
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
         "--providers", metavar="LIST", help=f"`models`: also a session on these, in priority order: {SPECS}"
     )
+    either.add_argument("--providers-file", metavar="FILE.toml", help="the same, listed as [[provider]] tables")
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds to take the median of (default 7)")
     parser.add_argument("--quick", action="store_true", help="a few calls of everything: shows the rows, not the times")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -83,7 +84,7 @@ def command(args: argparse.Namespace) -> int:
     _check(args)
     models = [path for one in args.models or ["@basic-pitch"] for path in _models(model_path(one))]
     compiled = args.compiled if args.compiled not in ("True", "False") else args.compiled == "True"
-    providers = () if args.providers is None else parse_list(args.providers)
+    providers = chosen_providers(args) or ()
     request = Request(args.rounds, args.quick, models, args.feeds, args.threads, compiled, providers)
     documents: list[dict[str, Any]] = []
     drawn: list[tuple[str, list[Row]]] = []
@@ -128,8 +129,9 @@ def _check(args: argparse.Namespace) -> None:
         for name, value in (("MODEL", " ".join(args.models)), ("--feeds", args.feeds), ("--threads", args.threads)):
             if value:
                 refuse(name, value, f"none with {args.what}; it is for `models`, `ort`, `nodes` and `all`")
-    if args.providers is not None and args.what not in ("models", "all"):
-        refuse("--providers", args.providers, f"none with {args.what}; it is for `models` and `all`")
+    for name, value in (("--providers", args.providers), ("--providers-file", args.providers_file)):
+        if value is not None and args.what not in ("models", "all"):
+            refuse(name, value, f"none with {args.what}; it is for `models` and `all`")
     for folder in filter(os.path.isdir, args.models):
         if not _models(folder):
             refuse("MODEL", folder, "a folder with .onnx files in it")
