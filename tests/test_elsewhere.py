@@ -264,6 +264,12 @@ def test_an_interpreter_that_will_not_do_is_refused_before_anything_starts(tmp_p
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], -X)
 
 
+def test_what_is_missing_there_is_told_with_the_place(python: Path) -> None:
+    prefix = python if python.is_dir() else python.parent.parent
+    words = refusal([ProviderSpec("ort", python=python)])
+    assert f"onnxruntime is not installed in {prefix}; pip install onnxruntime there" in words
+
+
 @pytest.mark.parametrize("how", ["sleep 600", "sleep 600 & wait"])
 def test_an_interpreter_that_never_answers_is_ended(tmp_path: Path, how: str) -> None:
     """And all that it started: the module's check for processes that are left."""

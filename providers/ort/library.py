@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ def onnxruntime() -> Any:
         package = importlib.import_module("onnxruntime")
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
-            raise unavailable("onnxruntime is not installed for the worker; pip install 'outrider[ort]'") from error
+            raise unavailable(f"onnxruntime is not installed in {sys.prefix}; pip install onnxruntime there") from error
         raise unavailable(f"onnxruntime cannot be imported: {error}") from error
     version = str(getattr(package, "__version__", "0"))
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
