@@ -6,10 +6,12 @@ wrong by itself: it takes two-dimensional convolutions, which it cannot run, and
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx
@@ -70,6 +72,36 @@ def shares(session: InferenceSession) -> Counter[str]:
     """How many nodes each provider has."""
     nodes = session.placement().to_dict()["nodes"]
     return Counter(node["provider"] for node in nodes if node["provider"] is not None)
+
+
+WHOLE = """
+import json, sys
+import onnxruntime as ort
+ep, library, *models = sys.argv[1:]
+ort.register_execution_provider_library(ep, library)
+devices = [one for one in ort.get_ep_devices() if one.ep_name == ep]
+taken = {}
+for model in models:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_provider_for_devices(devices, {})
+    groups = ort.InferenceSession(model, options).get_provider_graph_assignment_info()
+    taken[model] = sum(len(group.get_nodes()) for group in groups if group.ep_name == ep)
+print(json.dumps(taken))
+"""
+
+
+@pytest.mark.parametrize("plugin", [plugins.ggml, plugins.nxrt])
+def test_in_onnxruntime_each_takes_nothing_of_these_models(plugin: Callable[[], plugins.Plugin]) -> None:
+    """Offered whole, as ONNX Runtime does; the next test shows their shares by claims in rounds."""
+    found = plugin()
+    models = [str(model_path(name)) for name in ("ppocr-cls", "magika", "ppocr-rec")]
+    command = [str(found.python), "-c", WHOLE, found.ep, str(found.library), *models]
+    quiet = {**os.environ, "ORT_GGML_LOG": "off", "ORT_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=True, timeout=600)
+    assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(models, 0)
 
 
 @pytest.mark.parametrize(
