@@ -200,7 +200,5 @@ def test_what_onnxruntime_says_in_short() -> None:
         "void onnxruntime::Append(int, int) axis == 1 was false.\n"
     )
     told = library.said(RuntimeError(text))
-    assert told == (
-        "Non-zero status code returned while running Mul node. Name:'m' Status Message: axis == 1 was false."
-    )
+    assert told == ("axis == 1 was false.")
     assert len(library.said(RuntimeError("x" * 1000), 100)) == 100

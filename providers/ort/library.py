@@ -136,11 +136,12 @@ def _numbered(name: str, devices: list[Any], device: int) -> Any:
 
 
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+ : )?")
+_STATUS = re.compile(r"^Non-zero status code returned while running \S+ node\. Name:'.*?' Status Message: ", re.DOTALL)
 _SOURCE = re.compile(r"/\S+/onnxruntime/\S+:\d+ [^\n]*?\) (?=\S)")
 
 
 def said(error: BaseException, limit: int = 300) -> str:
-    """What onnxruntime says, without where in its source it says it; at most `limit` characters, in one line."""
-    text = _SOURCE.sub("", _CODE.sub("", str(error))).split("\nStacktrace")[0]
+    """What onnxruntime says, without where in its source and of which node; at most `limit` characters, in one line."""
+    text = _SOURCE.sub("", _STATUS.sub("", _CODE.sub("", str(error)))).split("\nStacktrace")[0]
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
