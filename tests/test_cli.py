@@ -208,6 +208,18 @@ def test_inspect(folder, tmp_path):
     assert (code, "2 replicas" in out) == (0, True)
 
 
+def test_one_provider_of_a_file(folder, tmp_path):
+    listed = tmp_path / "providers.toml"
+    listed.write_text('[[provider]]\nkind = "null"\nname = "nothing"\n[[provider]]\nkind = "cpu"\n')
+    code, out, _ = call(folder, "doctor", "--probe", "nothing", "--providers-file", listed, "--json")
+    assert (code, json.loads(out)["provider"]) == (0, "nothing")
+    chosen = ("--providers-file", listed, "--quick", "--shapes-only", "--only", "own/Relu*")
+    code, out, _ = call(folder, "conformance", "nothing", *chosen, "--json")
+    assert (code, json.loads(out)["provider"]) == (0, "nothing")
+    code, _, err = call(folder, "conformance", "null", *chosen)
+    assert code == 2 and "lists no provider 'null'; it lists nothing, cpu" in " ".join(err.split())
+
+
 def test_doctor(folder):
     code, out, err = call(folder, "doctor", "--json")
     assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""What `run` and `inspect` share: the model's path, the options of the session, progress while it opens."""
+"""What commands share: how models and providers are named, the options of a session, progress while it opens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from outrider.scheduler.errors import InvalidOptionError
 from outrider.scheduler.options import ProviderSpec
 from outrider.scheduler.spec_file import read_providers
-from outrider.scheduler.specs import parse_list
+from outrider.scheduler.specs import parse_list, parse_provider
 
 BUNDLED = {"@basic-pitch": "nmp.onnx"}
 SPECS = (  # how one is written
@@ -54,6 +54,19 @@ def chosen_providers(args: argparse.Namespace) -> list[ProviderSpec] | None:
     if args.providers_file is not None:
         return read_providers(args.providers_file)
     return None if args.providers is None else parse_list(args.providers)
+
+
+def one_provider(text: str, file: str | None) -> ProviderSpec:
+    """The provider that SPEC means: with a file of providers the one that is called so there."""
+    if file is None:
+        return parse_provider(text)
+    listed = read_providers(file)
+    found = next((spec for spec in listed if spec.display == text), None)
+    if found is None:
+        names = ", ".join(spec.display for spec in listed)
+        message = f"{file} lists no provider {text!r}; it lists {names}."
+        raise InvalidOptionError(message, name="--providers-file", value=text, expected=names)
+    return found
 
 
 def model_path(text: str) -> str:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.errors import OutriderError, WorkerDiedError
 from outrider.scheduler.options import ProviderSpec, SessionOptions
-from outrider.scheduler.specs import parse_provider
-from outrider.tools.opening import SPECS, model_path, progress
+from outrider.tools.opening import SPECS, model_path, one_provider, progress
 from outrider.tools.text import milliseconds, plain, visible
 
 if TYPE_CHECKING:  # doctor may be asked which packages are missing
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--probe and what goes with it."""
     group = parser.add_argument_group("one provider")
     group.add_argument("--probe", metavar="SPEC", help="start this provider and ask what it claims, in a worker that "
-                       f"is thrown away: {SPECS}")  # fmt: skip
+                       f"is thrown away: {SPECS}; or its name in --providers-file")  # fmt: skip
     group.add_argument("--model", metavar="MODEL", help="ask about this model instead of a set of common operators")
     group.add_argument("--deadline", type=float, default=DEADLINE, metavar="SECONDS",
                        help=f"to start in, and again to answer in (default: {DEADLINE:g})")  # fmt: skip
@@ -52,7 +51,7 @@ def probe(args: argparse.Namespace) -> int:
     """Exit code 0 if the provider starts and answers, else 3."""
     if not args.deadline > 0:
         raise invalid_option("--deadline", args.deadline, "a positive number of seconds")
-    spec = parse_provider(args.probe)
+    spec = one_provider(args.probe, args.providers_file)
     path = None if args.model is None else model_path(args.model)
     with progress(f"probing {spec.display}"):
         document = examined(spec, path, args.deadline)

@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.errors import InvalidOptionError
-from outrider.tools.opening import SPECS
+from outrider.tools.opening import SPECS, one_provider
 from outrider.tools.text import plain, visible
 
 DEADLINE = 10.0  # seconds
@@ -33,6 +33,7 @@ def add_parser(commands: Any) -> None:
         "3 the provider does not start.",
     )
     parser.add_argument("spec", metavar="SPEC", help=f"the provider: {SPECS}")
+    parser.add_argument("--providers-file", metavar="FILE.toml", help="SPEC is the name of a provider in this file")
     parser.add_argument("--quick", action="store_true", help="without the cases of ONNX's backend suite")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN",
                         help="cases whose names match, as 'contract/*' or '*softmax*'; may be repeated")  # fmt: skip
@@ -52,7 +53,6 @@ def add_parser(commands: Any) -> None:
 
 def command(args: argparse.Namespace) -> int:
     """Run the cases and print what came of them."""
-    from outrider.scheduler.specs import parse_provider
     from outrider.tools.conformance.cases import MOST_HANGS, Result, results
     from outrider.tools.conformance.expectations import read_expectations, write_expectations
     from outrider.tools.conformance.operators import Selection
@@ -67,7 +67,7 @@ def command(args: argparse.Namespace) -> int:
         tuple(args.only), _names(args.ops), frozenset(one.lower() for one in _names(args.dtypes)), _opsets(args.opsets)
     )
     entries = () if args.expect is None else read_expectations(args.expect)
-    spec = parse_provider(args.spec)
+    spec = one_provider(args.spec, args.providers_file)
     found: list[Result] = []
     begun = time.monotonic()
     with Rig(spec, args.deadline) as rig, _progress(spec.display) as tell:
