@@ -6,18 +6,19 @@ import dataclasses
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from outrider.providers.contract import ClaimBrokenError, Place, Program, Provider, Run, RunInto, Shape, Unit, Value
+from outrider.providers.contract import ClaimBrokenError, Place, Program, Provider, Run, RunInto, Unit
 from outrider.providers.resident import form_of, is_foreign, signature_of
 from outrider.providers.rewriting import rewritten
 from outrider.providers.states import States, digest_of
 from outrider.providers.traits import Traits
 from outrider.providers.wire.dtypes import is_tensor, name_as
 from outrider.providers.wire.failures import error_to_plain, first_names, text_of
+from outrider.providers.wire.shapes import concrete, symbols_of
 from outrider.shm.errors import OutriderError
 
 log = logging.getLogger("outrider.worker")
@@ -56,7 +57,7 @@ class Writing(Program):
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         call, count = self.call, len(self.unit.outputs)
-        symbols = symbols_of(self.unit.inputs, inputs)
+        symbols = _symbols(self.unit, inputs)
         out: list[np.ndarray | None] = [None] * count
         for i, value in enumerate(self.unit.outputs):
             shape = concrete(value.shape, symbols)
@@ -81,24 +82,15 @@ class Writing(Program):
         return run
 
 
-def symbols_of(declared: Sequence[Value], items: Sequence[Any]) -> dict[str, int | None]:
-    """What the symbols in declared shapes stand for, by what arrived; None for one that stands for two numbers."""
-    symbols: dict[str, int | None] = {}
-    for value, item in zip(declared, items, strict=True):
-        shape = item.shape if isinstance(item, np.ndarray) else form_of(item)[1] if is_foreign(item) else ()
-        for dim, size in zip(value.shape or (), shape, strict=False):
-            if isinstance(dim, str) and symbols.setdefault(dim, size) != size:
-                symbols[dim] = None
-    return symbols
+def _extents(item: Any) -> tuple[int, ...] | None:
+    """The shape of an array, the provider's own included; None for what has none."""
+    if isinstance(item, np.ndarray):
+        return tuple(item.shape)
+    return form_of(item)[1] if is_foreign(item) else None
 
 
-def concrete(shape: Shape, symbols: Mapping[str, int | None]) -> tuple[int, ...] | None:
-    """The shape in numbers; None where a dimension is not known."""
-    if shape is None:
-        return None
-    dims = [symbols.get(dim) if isinstance(dim, str) else dim for dim in shape]
-    known = tuple([dim for dim in dims if dim is not None])
-    return known if len(known) == len(dims) else None
+def _symbols(unit: Unit, inputs: Sequence[Any]) -> dict[str, int | None]:
+    return symbols_of([value.shape for value in unit.inputs], map(_extents, inputs))
 
 
 class _Compiled:
@@ -160,7 +152,7 @@ class PerSignature(Program):
 
 def for_signature(unit: Unit, inputs: Sequence[Any]) -> Unit:
     """The unit with dtypes and shapes of what arrived, and the shapes of outputs as far as they follow from those."""
-    symbols = symbols_of(unit.inputs, inputs)
+    symbols = _symbols(unit, inputs)
     arriving = []
     for value, item in zip(unit.inputs, inputs, strict=True):
         if isinstance(item, np.ndarray):

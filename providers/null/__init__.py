@@ -27,6 +27,7 @@ from outrider.providers.contract import (
     Value,
 )
 from outrider.providers.wire.dtypes import is_tensor
+from outrider.providers.wire.shapes import concrete, symbols_of
 
 
 class NullProvider(Provider):
@@ -59,10 +60,10 @@ class NullProgram(Program):
 
     def bind(self, inputs: Sequence[Any], place: Place) -> Run:
         """Shapes are the declared ones, symbols taken from `inputs`."""
-        symbols = _symbols(self.unit.inputs, inputs)
+        came = [item.shape if isinstance(item, np.ndarray) else None for item in inputs]
+        symbols = symbols_of([value.shape for value in self.unit.inputs], came)
         for i, value in enumerate(self.unit.outputs):
-            assert value.shape is not None
-            place(i, value.dtype, tuple(_extent(value, dim, symbols) for dim in value.shape))
+            place(i, value.dtype, _shape(value, symbols))
         nothing: list[Any] = [None] * len(self.unit.outputs)
         return lambda _: nothing
 
@@ -85,27 +86,12 @@ def _offer(node: Node) -> Claim | Decline:
     return Claim([node])
 
 
-def _symbols(values: Sequence[Value], inputs: Sequence[Any]) -> dict[str, int]:
-    """Symbol -> extent. Raises ProviderContractError when one symbol stands for two extents."""
-    symbols: dict[str, int] = {}
-    for value, item in zip(values, inputs, strict=True):
-        if value.shape is None or not isinstance(item, np.ndarray):
-            continue
-        for dim, extent in zip(value.shape, item.shape, strict=True):
-            if isinstance(dim, str) and symbols.setdefault(dim, extent) != extent:
-                raise ProviderContractError(
-                    f"dimension {dim!r} is {symbols[dim]} in one input of the unit and {extent} in {value.name!r}",
-                    provider="null", node=value.name, expected=symbols[dim], got=extent,
-                )  # fmt: skip
-    return symbols
-
-
-def _extent(value: Value, dim: int | str | None, symbols: dict[str, int]) -> int:
-    if isinstance(dim, int):
-        return dim
-    if isinstance(dim, str) and dim in symbols:
-        return symbols[dim]
-    raise ProviderContractError(
-        f"the null provider cannot tell dimension {dim!r} of {value.name!r} from the inputs of its unit",
-        provider="null", node=value.name, expected="a dimension of an input", got=dim,
-    )  # fmt: skip
+def _shape(value: Value, symbols: dict[str, int | None]) -> tuple[int, ...]:
+    """The shape of an output in numbers. Raises ProviderContractError for one that the inputs do not tell."""
+    shape = concrete(value.shape, symbols)
+    if shape is None:
+        raise ProviderContractError(
+            f"the null provider cannot tell the shape {value.shape} of {value.name!r} from the inputs of its unit",
+            provider="null", node=value.name, expected="dimensions of inputs", got=str(value.shape),
+        )  # fmt: skip
+    return shape

@@ -14,13 +14,13 @@ import ctypes
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from outrider.providers.contract import ClaimBrokenError, Node, Place, Program, Run, Unit, Value
+from outrider.providers.contract import ClaimBrokenError, Node, Place, Program, Run, Unit
 from outrider.providers.ort.library import said
 from outrider.providers.ort.pieces import Attempt
 from outrider.providers.ort.sessions import Built, value_of
@@ -28,6 +28,7 @@ from outrider.providers.ort.trial import Build, failing
 from outrider.providers.wire.dtypes import BY_NUMBER, NUMBER, PACKED, is_tensor, numpy_dtype
 from outrider.providers.wire.failures import fail, first_names
 from outrider.providers.wire.packing import extended, pack, unpack
+from outrider.providers.wire.shapes import concrete, fits, symbols_of
 from outrider.shm.errors import OutriderError
 
 _NODE = re.compile(r"Name:'(.*?)' Status Message", re.DOTALL)
@@ -96,9 +97,10 @@ class OrtProgram(Program):
         Both raise KernelError with the node that onnxruntime names, or ClaimBrokenError.
         """
         self._counters.bound += 1
-        arrays = [item if isinstance(item, np.ndarray) else None for item in inputs]
-        symbols = symbols_of(self._unit.inputs, arrays)
-        if symbols is None and any(value.shape is not None for value in self._unit.inputs):
+        declared = [value.shape for value in self._unit.inputs]
+        came = [item.shape if isinstance(item, np.ndarray) else None for item in inputs]
+        symbols = symbols_of(declared, came)
+        if not all(fits(shape, extents, symbols) for shape, extents in zip(declared, came, strict=True)):
             return self._unshaped().bind(inputs, place)
         addressed = all(
             isinstance(item, np.ndarray) and is_tensor(value.dtype) and value.dtype != "string"
@@ -106,7 +108,7 @@ class OrtProgram(Program):
         )
         if not (addressed and all(map(_is_plain, self._types.values()))):
             return self._told(self._by_value)
-        return self._told(self._told(lambda given: self._bound(given, symbols or {}, place))(inputs))
+        return self._told(self._told(lambda given: self._bound(given, symbols, place))(inputs))
 
     def _unshaped(self) -> OrtProgram:
         """The same unit for inputs of any shape: what its inputs were declared as is not true."""
@@ -116,7 +118,7 @@ class OrtProgram(Program):
         return self._loose
 
     # By address ----------------------------------------------------------------------------------------------------
-    def _bound(self, inputs: Sequence[np.ndarray], symbols: Mapping[str, int], place: Place) -> Run:
+    def _bound(self, inputs: Sequence[np.ndarray], symbols: Mapping[str, int | None], place: Place) -> Run:
         arrays = {
             value.name: item for value, item in zip(self._unit.inputs, inputs, strict=True) if has_address(value.dtype)
         }
@@ -180,12 +182,12 @@ class OrtProgram(Program):
         self._counters.returned += sum(one is not None for one in answer)
         return answer
 
-    def _shape(self, name: str, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
+    def _shape(self, name: str, symbols: Mapping[str, int | None]) -> tuple[int, ...] | None:
         """The shape that inference tells of an output or inner value: Outrider's, else onnxruntime's."""
         value = self._values.get(name)
         if value is None or not has_address(value.dtype):
             return None
-        shape = known_shape(value, symbols)
+        shape = concrete(value.shape, symbols)
         return self._inferred.get(name) if shape is None else shape
 
     def _step(self, piece: Built, arrays: Mapping[str, np.ndarray]) -> _Step:
@@ -297,35 +299,6 @@ def has_address(dtype: str) -> bool:
 def _is_plain(told: str) -> bool:
     """True for onnxruntime's names of types, 'tensor(float)', that arrays of numbers have."""
     return told.startswith("tensor(") and told != "tensor(string)"
-
-
-def symbols_of(values: Iterable[Value], items: Iterable[np.ndarray | None]) -> dict[str, int] | None:
-    """Symbol -> extent of the inputs of a run; None when they are not as declared, and nothing follows from that."""
-    symbols: dict[str, int] = {}
-    for value, item in zip(values, items, strict=True):
-        if value.shape is None or item is None:
-            continue
-        if len(value.shape) != item.ndim:
-            return None
-        for dim, extent in zip(value.shape, item.shape, strict=True):
-            if (isinstance(dim, int) and dim != extent) or (
-                isinstance(dim, str) and symbols.setdefault(dim, extent) != extent
-            ):
-                return None
-    return symbols
-
-
-def known_shape(value: Value, symbols: Mapping[str, int]) -> tuple[int, ...] | None:
-    """The declared shape of a value in a run with these symbols; None where it is not known."""
-    if value.shape is None:
-        return None
-    shape: list[int] = []
-    for dim in value.shape:
-        extent = symbols.get(dim) if isinstance(dim, str) else dim
-        if extent is None:
-            return None
-        shape.append(extent)
-    return tuple(shape)
 
 
 def _is_extent(dim: Any) -> bool:
