@@ -72,7 +72,6 @@ class Worker:
         self.sessions: dict[int, LoadedSession] = {}
         self.weights: dict[int, dict[int, int]] = {}  # session -> weight segment -> its descriptor
         self.constants: dict[int, Constants] = {}
-        self.models: dict[int, OnnxModel] = {}  # of the sessions of a provider that wants models
         self.programs: dict[int, Programs] = {}
         self.recorders: dict[int, Recorder] = {}  # of sessions that are or were traced
         self.trace = Trace()
@@ -207,15 +206,14 @@ class Worker:
                 held[segment] = self._take(descriptor)
         return self.constants.setdefault(session, Constants(held))
 
-    def _model(self, session: int, packed: dict[str, Any] | None, constants: Constants) -> OnnxModel | None:
-        """The ONNX form of the session's model, for a provider that wants one."""
+    def _model(self, packed: dict[str, Any] | None, constants: Constants) -> OnnxModel | None:
+        """The ONNX form of a session's model, for a provider that wants one."""
         if packed is None:
             return None
         data, weights, moved, foreign = unpack_model(packed)
         arrays = LazyConstants(constants, weights)
         files = [name for name, ref in weights.items() if ref.path]
-        made = self.models[session] = OnnxModel(constants.array(data).data, arrays, moved, foreign, files)
-        return made
+        return OnnxModel(constants.array(data).data, arrays, moved, foreign, files)
 
     def claims(self, message: messages.Claim) -> messages.Claims:
         """Ask the provider; what it raises, or answers against the contract, travels as the error."""
@@ -225,9 +223,7 @@ class Worker:
         try:
             packed = unpack_graph(message.graph)
             constants = self._constants(message.session, message.weights)
-            graph = dataclasses.replace(
-                constants.graph(packed), model=self._model(message.session, message.model, constants)
-            )
+            graph = dataclasses.replace(constants.graph(packed), model=self._model(message.model, constants))
             known = {id(node): node.index for node in graph.nodes}
             outside = self._outside(graph)
             for answer in self._answers(graph):
@@ -279,7 +275,7 @@ class Worker:
         self.unload(message.session, keep=True)
         constants = self._constants(message.session, message.weights)
         programs = self.programs.setdefault(message.session, self._programs())
-        programs.model = self._model(message.session, message.model, constants)
+        programs.model = self._model(message.model, constants)
         recorder = self._recorder(message.session)
         services = Services(
             self.provider,
@@ -342,7 +338,6 @@ class Worker:
                 programs.keep(())
             self.recorders.pop(session, None)
             self.constants.pop(session, None)
-            self.models.pop(session, None)
             for descriptor in self.weights.pop(session, {}).values():
                 os.close(descriptor)
 

@@ -9,6 +9,7 @@ each version of Python compiles a zip once, which is kept in the cache folder; w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -69,9 +70,11 @@ def prepare(python: str, magic: str, run: Callable[[list[str], list[int]], tuple
 
 def _compile(run: Callable[[list[str], list[int]], tuple[int, str, str]]) -> bytes:
     """The zip with bytecode, as the interpreter makes it; nothing if it does not."""
-    source = sealed("outrider-worker", _zip())
-    made = os.memfd_create("outrider-bytecode", os.MFD_CLOEXEC)
-    try:
+    with contextlib.ExitStack() as opened:
+        source = sealed("outrider-worker", _zip())
+        opened.callback(os.close, source)
+        made = os.memfd_create("outrider-bytecode", os.MFD_CLOEXEC)
+        opened.callback(os.close, made)
         code, out, error_out = run(["-c", _COMPILE, f"/proc/self/fd/{source}", str(made)], [source, made])
         if code:
             log.info("Outrider is not compiled: %s", (error_out or out).strip()[-500:])
@@ -79,9 +82,6 @@ def _compile(run: Callable[[list[str], list[int]], tuple[int, str, str]]) -> byt
         os.lseek(made, 0, os.SEEK_SET)
         with open(made, "rb", closefd=False) as file:
             return file.read()
-    finally:
-        os.close(source)
-        os.close(made)
 
 
 _magic: dict[str, str] = {}  # interpreter -> the magic number of its bytecode

@@ -169,7 +169,7 @@ class Deployer:
         """Wait for the answer to a `Load`: what was refused."""
         loaded = self._answer(one, future, "load its part of the model")
         refused = [self._refusal(generation, one, told) for told in loaded.refused]
-        without = {(partition, unit) for partition, unit in ((told.partition, told.unit) for told in refused)}
+        without = {(told.partition, told.unit) for told in refused}
         made = {
             key
             for partition in generation.partitions_of[one.worker.index + 1]
@@ -207,7 +207,8 @@ class Deployer:
         plan, nodes = generation.blueprint.plan, generation.blueprint.graph.nodes
         names = {nodes[i].name for i in plan.units[plan.partitions[partition].units[unit]].nodes}
         blamed: Any = told.get("nodes")
-        own_names = [name for name in blamed if name in names] if isinstance(blamed, list) else []
+        told_names = blamed if isinstance(blamed, list) else []
+        own_names = [name for name in told_names if isinstance(name, str) and name in names]
         return RefusedUnit(partition, unit, tuple(own_names), reason, text_of(told.get("traceback")))
 
     def _answer(self, one: Incarnation, future: concurrent.futures.Future[Any], what: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -132,11 +133,12 @@ _ASK = (
 @functools.cache
 def _installed() -> _Installed:
     """Asked once, in a process of its own: nothing of it is loaded into this one."""
-    command = [sys.executable, "-c", _ASK]
+    env = {"ORT_DISABLE_TELEMETRY": "1", **os.environ}
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
-        )
+            [sys.executable, "-c", _ASK], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env,
+            timeout=PROBE_SECONDS, check=True,
+        )  # fmt: skip
         available, known, device = json.loads(done.stdout.splitlines()[-1])
         return _Installed(tuple(available), tuple(known), device)
     except subprocess.CalledProcessError as error:

@@ -40,7 +40,7 @@ from outrider.scheduler.shortage import told
 from outrider.scheduler.stalls import StallWarnings
 from outrider.scheduler.worker import Incarnation, Worker
 from outrider.shm.doorbell import Doorbell
-from outrider.shm.errors import ChannelClosedError, ChannelFullError, LayoutError, OutriderError
+from outrider.shm.errors import ChannelClosedError, LayoutError, OutriderError
 from outrider.shm.progress import RUN, STOP
 
 log = logging.getLogger("outrider.fleet")
@@ -332,7 +332,7 @@ class Monitor(threading.Thread):
                 one.pair.send(body, FULL_SECONDS)
             else:
                 self._socket.send(one.identity, body, FULL_SECONDS)
-        except (ChannelFullError, ChannelClosedError) as error:
+        except OSError as error:  # it is gone or full, or descriptors are short: a large message to a pair takes one
             if not self._is_dying(one):
                 self._log.error("worker %s cannot be reached (%s); it is killed", one.worker.name, str(error))
                 self._kill(one, f"it could not be reached ({error})")
@@ -548,8 +548,6 @@ def _key_of(message: messages.Message) -> tuple[Any, ...]:
         return ("Loaded", message.session, message.generation)
     if isinstance(message, messages.Resumed):
         return ("Resumed", message.session, message.generation)
-    if isinstance(message, messages.Unloaded):
-        return ("Unloaded", message.session)
     if isinstance(message, messages.Stats):
         return ("Stats", message.request)
     if isinstance(message, messages.TraceData):

@@ -18,6 +18,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from onnx import TensorProto, helper
 
@@ -30,7 +31,7 @@ from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.dumps import stacks
 from outrider.scheduler.errors import WorkerDiedError
 from outrider.scheduler.lifecycle import exit_text, signal_name
-from outrider.scheduler.model import load_model
+from outrider.scheduler.model import LoadedModel, load_model
 from outrider.scheduler.monitor import Monitor
 from outrider.scheduler.onnx_form import onnx_form
 from outrider.scheduler.options import ProviderSpec
@@ -66,7 +67,26 @@ def small_graph() -> Graph:
     return Graph("probe", nodes, (x, w, b), (y,), {}, {"": 21})
 
 
-def _small_claim(worker: Worker, session: int) -> messages.Claim:
+def hand_over(monitor: Monitor, worker: Worker, loaded: LoadedModel) -> tuple[dict[int, int], dict[str, Any] | None]:
+    """Give a worker the constants of a model; what a Claim then says of them, and of the ONNX form if that is wanted.
+
+    One that dies meanwhile does not get them: what becomes of the Claim tells how it died.
+    """
+    weights: dict[int, int] = {}
+    model: dict[str, Any] | None = None
+    if worker.hello is not None and worker.hello.wants_model:
+        form = onnx_form(loaded)
+        model = pack_model(form.data, form.weights, form.moved, form.foreign)
+    one = worker.current
+    try:
+        for segment, descriptor in loaded.store.seal().items():
+            (weights[segment],) = one.send_descriptors([descriptor])
+    except WorkerDiedError:
+        monitor.end_if_deaf(one)
+    return weights, model
+
+
+def _small_claim(monitor: Monitor, worker: Worker, session: int) -> messages.Claim:
     """The question what a worker claims of the small graph, with its ONNX form where that is wanted."""
     graph = small_graph()
     if worker.hello is None or not worker.hello.wants_model:
@@ -78,14 +98,9 @@ def _small_claim(worker: Worker, session: int) -> messages.Claim:
     proto = helper.make_model(helper.make_graph(nodes, graph.name, kinds, result), opset_imports=imports, ir_version=10)
     loaded = load_model(proto)
     try:
-        form = onnx_form(loaded)
-        weights: dict[int, int] = {}
-        for segment, descriptor in loaded.store.seal().items():
-            (weights[segment],) = worker.current.send_descriptors([descriptor])
+        return messages.Claim(session, 1, pack_graph(loaded.graph), *hand_over(monitor, worker, loaded))
     finally:
         loaded.store.close()
-    packed = pack_model(form.data, form.weights, form.moved, form.foreign)
-    return messages.Claim(session, 1, pack_graph(loaded.graph), weights, packed)
 
 
 def start_verdict(worker: Worker, reason: str, deadline: float) -> Verdict:
@@ -134,11 +149,11 @@ def claim_verdict(
         story = f"Its Python stack:\n{stack}\n{_story(worker)}" if stack else _story(worker)
         return Verdict("late", "claim", reason, None, None, deadline, story, time.time())
     except WorkerDiedError as error:
-        return death_verdict(worker, error, deadline)
+        return _death_verdict(worker, error, deadline)
     return Verdict(deadline=deadline, when=time.time())
 
 
-def death_verdict(worker: Worker, error: WorkerDiedError, deadline: float) -> Verdict:
+def _death_verdict(worker: Worker, error: WorkerDiedError, deadline: float) -> Verdict:
     """The verdict on a worker that died when it was to claim."""
     why = f" ({error.reason})" if error.reason else ""
     reason = f"{exit_text(error.exit_code)} while it was asked what it claims{why}{loads(worker.spec)}"
@@ -165,7 +180,7 @@ class Probes:
     def begin(self, monitor: Monitor, worker: Worker, session: int) -> None:
         """Ask a worker that has started, if it is to be probed. `session`: a number that no session has."""
         if worker.name in self._open:
-            message = _small_claim(worker, session)
+            message = _small_claim(monitor, worker, session)
             future = monitor.request(worker, message, ("Claims", session, 1))
             self._asked[worker.name] = (session, time.monotonic() + self._claim, future)
 
@@ -177,7 +192,7 @@ class Probes:
         verdict = claim_verdict(monitor, worker, future, until - time.monotonic(), self._claim)
         kept = verdicts.keep(worker.spec, verdict)
         if verdict.good:
-            monitor.request(worker, messages.Unload(session), ("Unloaded", session))  # nobody waits for it
+            monitor.post(worker, messages.Unload(session))
             return None
         return refused(worker.spec, verdict, kept)
 

@@ -27,11 +27,10 @@ import tomllib
 from outrider.scheduler.checked import unknown_option
 from outrider.scheduler.errors import InvalidOptionError
 from outrider.scheduler.options import ProviderSpec
-from outrider.scheduler.spec_text import FIELDS, read_bytes, read_cores, read_words
+from outrider.scheduler.spec_text import FIELDS, READERS
 from outrider.scheduler.specs import parse_provider, parse_providers, sourced, split_instance
 
 _KEYS = ("kind", *FIELDS, "env", "options")
-_READ = {"cpus": read_cores, "memory_limit": read_bytes, "wrap": read_words}
 
 
 def read_providers(path: str | os.PathLike[str]) -> list[ProviderSpec]:
@@ -72,7 +71,7 @@ def _spec(table: Mapping[str, Any], folder: str) -> ProviderSpec:
     if not isinstance(kind, str):
         message = f"kind={kind!r} is not valid: expected a provider's kind, such as 'cpu'."
         raise InvalidOptionError(message, name="kind", value=kind if kind is None else repr(kind), expected="a str")
-    for key, read in _READ.items():
+    for key, read in READERS.items():
         if isinstance(given.get(key), str):
             try:
                 given[key] = read(given[key])

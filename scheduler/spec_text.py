@@ -155,6 +155,10 @@ def read_words(text: str) -> list[str]:
         raise ValueError("a command whose quotes are closed") from error
 
 
+# Fields that are written in words of their own.
+READERS = {"cpus": read_cores, "memory_limit": read_bytes, "wrap": read_words}
+
+
 def _value_end(text: str, start: int) -> int:
     """Where the JSON text ends that begins at `start` with a bracket or quote. Nothing is decoded yet."""
     closing: list[str] = []
@@ -214,7 +218,7 @@ def _is_plain(key: str) -> bool:
 def _field_value(text: str, position: int, name: str, value: str) -> Any:
     if name in ("name", "python"):
         return value
-    read = {"cpus": read_cores, "memory_limit": read_bytes, "wrap": read_words}.get(name)
+    read = READERS.get(name)
     if read is None or value.startswith("["):
         return _value(text, position, value)
     try:

@@ -58,6 +58,7 @@ class Rogue(Provider):
 
     def setup(self, context):
         self.options = context.options
+        self.wants_model = self.order() == "start: deaf"  # then a probe comes with descriptors
         if self.order() in START:
             START[self.order()]()
 
@@ -93,6 +94,7 @@ OPERATORS = {
 }
 START = {
     "start: another protocol": lambda: say(msgpack.packb({"type": "Hello", "protocol": 99})),
+    "start: deaf": lambda: close_descriptors(),
     "start: another incarnation": lambda: say(messages.Hello(os.getpid(), 7, False, False, False, {}, {})),
 }
 
@@ -131,6 +133,7 @@ REFUSED = {
     "load: unit 9": [{**REFUSAL, "unit": 9}],
     "load: partition in words": [{**REFUSAL, "partition": "0"}],
     "load: nothing said": [{}],
+    "refused: nodes in lists": [{**REFUSAL, "nodes": [["n0"], {}, 7]}],
 }
 
 

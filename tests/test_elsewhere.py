@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from outrider.scheduler import (
     interpreters,
     verdicts,
 )
+from outrider.shm import channel
 from tests import rogue_providers as rogue
 from tests.builders import chain, model, node, tensor
 from tests.environments import beside, environment, numpy_only
@@ -96,6 +98,22 @@ def test_messages_of_any_size_cross(python: Path) -> None:
     made = chain(*["Neg", "Relu", "Abs"] * 1000)
     with InferenceSession(made, providers=[ProviderSpec("cpu", python=python)]) as session:
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], np.zeros_like(X))
+
+
+def test_a_message_for_which_no_descriptor_is_left_costs_its_worker_and_no_other(
+    python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, data: bytes) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with Fleet([ProviderSpec("cpu", "far", python=python), "cpu"]) as fleet:
+        monkeypatch.setattr(channel, "sealed", refuse)
+        with pytest.raises(errors.WorkerDiedError, match="could not be reached .*Too many open files"):
+            InferenceSession(chain(*["Neg"] * 1000), options=SessionOptions(fleet=fleet, fallback=False))
+        monkeypatch.undo()
+        with InferenceSession(chain("Neg"), options=SessionOptions(fleet=fleet)) as session:
+            np.testing.assert_array_equal(session.run(None, {"x": X})[0], -X)
+        assert fleet.health()["cpu"]["deaths"] == 0
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2"])

@@ -268,6 +268,17 @@ def test_a_false_answer_before_the_first_run(
         stage.settle(session)
 
 
+def test_what_names_no_node_in_a_refusal_is_passed_over(stage: Stage) -> None:
+    stage.order.write_text("refused: nodes in lists")
+    with pytest.raises(errors.ClaimBrokenError, match="cannot compile it: no") as caught:
+        stage.open(chain("Relu"))
+    assert (caught.value.provider, caught.value.nodes) == (SPEC, ["n0"])
+    stage.order.write_text("")
+    with stage.open(chain("Relu", "Neg")) as session:
+        stage.settle(session)
+    assert stage.deaths() == 0
+
+
 @pytest.mark.parametrize("how", list(rogue.START))
 def test_a_false_greeting_is_a_provider_that_did_not_start(tmp_path: Path, how: str) -> None:
     order = tmp_path / "order"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.scheduler.checked import invalid_option
-from outrider.scheduler.errors import OutriderError, WorkerDiedError
+from outrider.scheduler.errors import OutriderError
 from outrider.scheduler.options import ProviderSpec, SessionOptions
 from outrider.tools.opening import SPECS, model_path, one_provider, progress
 from outrider.tools.text import milliseconds, plain, visible
@@ -103,25 +103,15 @@ def _claims(
 ) -> tuple[Verdict, dict[str, Any] | None]:
     """Ask what the provider claims; the verdict, and the answer as plain data, None if there is none."""
     from outrider.providers.wire import messages
-    from outrider.providers.wire.pack import pack_graph, pack_model
-    from outrider.scheduler.onnx_form import onnx_form
+    from outrider.providers.wire.pack import pack_graph
     from outrider.scheduler.placement import left_over
-    from outrider.scheduler.probing import claim_verdict, death_verdict
+    from outrider.scheduler.probing import claim_verdict, hand_over
     from outrider.scheduler.verdicts import Verdict
 
     graph = loaded.graph
     shown = [graph] if path is not None else [left_over(graph, [i]) for i in range(len(graph.nodes))]
     session = fleet.next_session()
-    weights: dict[int, int] = {}
-    model: dict[str, Any] | None = None
-    try:
-        if worker.hello is not None and worker.hello.wants_model:
-            form = onnx_form(loaded)
-            model = pack_model(form.data, form.weights, form.moved, form.foreign)
-        for segment, descriptor in loaded.store.seal().items():
-            (weights[segment],) = worker.current.send_descriptors([descriptor])
-    except WorkerDiedError as error:
-        return death_verdict(worker, error, deadline), None
+    weights, model = hand_over(fleet.monitor, worker, loaded)
     asked: list[concurrent.futures.Future[messages.Claims]] = []
     start = time.perf_counter()
     for number, one in enumerate(shown, 1):
@@ -198,7 +188,8 @@ def _declared(attributes: dict[str, Any]) -> str:
     """What a provider says of itself: which options of the contract it uses, and what nodes it can be given."""
     told = dict(attributes)
     dtypes, shapes = told.pop("dtypes", None), told.pop("shapes", "any")
-    parts = ["accepts all dtypes" if dtypes is None else f"accepts {', '.join(dtypes)}"]
+    names = dtypes if isinstance(dtypes, list) else [dtypes]
+    parts = ["accepts all dtypes" if dtypes is None else f"accepts {', '.join(map(str, names))}"]
     if shapes != "any":
         parts.append(f"{shapes} shapes only")
     parts += [f"no {kind}" for kind in ("sequences", "maps", "optionals", "bodies") if not told.pop(kind, True)]

@@ -75,11 +75,11 @@ def remove(path: str) -> None:
 
 def bound(folder: str, suffix: str, most: int, most_bytes: int | None = None) -> None:
     """Keep at most this many files of a kind in a folder, and bytes in them: those written or touched last."""
-    with contextlib.suppress(OSError):
-        found = [(entry.path, entry.stat()) for entry in os.scandir(folder) if entry.name.endswith(suffix)]
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        found = [(entry.path, entry.stat()) for entry in entries if entry.name.endswith(suffix)]
         found.sort(key=lambda one: one[1].st_mtime_ns, reverse=True)
         nbytes = 0
         for position, (path, facts) in enumerate(found):
             nbytes += facts.st_size
             if position >= most or (most_bytes is not None and nbytes > most_bytes):
-                os.unlink(path)
+                remove(path)

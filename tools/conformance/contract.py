@@ -397,7 +397,7 @@ def _held(pid: int) -> list[int]:
 def _saved(rig: Rig, taken: Sequence[Specimen]) -> str | None:
     """Every specimen in one process, which compiles it or has it loaded, and in another, which loads it."""
     declared = rig.worker.hello
-    if declared is None or not declared.declares["saves"]:
+    if declared is None or not declared.declares.get("saves"):
         raise NotForIt("it has no save() and load()")
     for time in ("first", "second"):
         rig.renew()

@@ -173,7 +173,6 @@ class Built:
 
     parts: tuple[Part, ...]
     hidden: frozenset[str] = frozenset()
-    free_only: bool = False
 
     @cached_property
     def proto(self) -> onnx.ModelProto:
