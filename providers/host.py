@@ -195,12 +195,13 @@ class LoadedSession:
                 made = programs.get(body, constants, self._message.optimization, self._recorder, plan.partition)
             except (Exception, SystemExit) as error:  # a provider may raise anything: the refusal carries its story
                 plain = error_to_plain(error)
-                nodes = error.nodes or () if isinstance(error, ClaimBrokenError) else ()
+                told = error.nodes if isinstance(error, ClaimBrokenError) else None
+                nodes = [one for one in told if isinstance(one, str)] if isinstance(told, (list, tuple)) else []
                 self.refused.append(
                     {
                         "partition": plan.partition,
                         "unit": index,
-                        "nodes": [name for name in nodes if isinstance(name, str)],
+                        "nodes": nodes,
                         "reason": plain["message"] if nodes else f"{plain['type']}: {plain['message']}",
                         "traceback": plain["traceback"],
                     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from outrider.providers.contract import KernelError
+from collections.abc import Sequence
+
+from outrider.providers.contract import ClaimBrokenError, KernelError
 from outrider.providers.wire import messages
 from outrider.providers.wire.errors import BrokenEdgeError
 from outrider.providers.wire.failures import error_from_plain, first_names
@@ -33,7 +35,20 @@ def error_of(message: messages.Failed, generation: Generation, provider: str) ->
             cause=cause,
             remote_traceback=message.error.get("traceback"),
         )
+    if isinstance(error, ClaimBrokenError) and error.nodes:
+        error = _with_own_nodes(error, generation.partition_nodes[message.partition])
     return under_name(error, provider)
+
+
+def _with_own_nodes(error: ClaimBrokenError, own: Sequence[str]) -> ClaimBrokenError:
+    """A claim is taken back on nodes of the partition that failed; on all of them where the error names others only.
+
+    Otherwise the model would be placed as before, fail, and be placed again.
+    """
+    told = error.nodes if isinstance(error.nodes, list) else []
+    named = {name for name in told if isinstance(name, str)}
+    nodes = [name for name in own if name in named] or list(own)
+    return ClaimBrokenError(error.message, **{**error.fields(), "nodes": nodes})
 
 
 def under_name(error: OutriderError, provider: str) -> OutriderError:

@@ -8,7 +8,7 @@ import time
 
 import numpy
 
-from outrider.providers.contract import Capabilities, Claim, Decline, Program, Provider
+from outrider.providers.contract import Capabilities, Claim, ClaimBrokenError, Decline, Program, Provider
 
 
 class MyProvider(Provider):
@@ -107,6 +107,8 @@ class Wrong(Provider):
     def compile(self, unit):
         if self.how == "compile":
             raise ValueError("this Relu is too big for me")
+        if self.how == "compile, of a node":
+            raise ClaimBrokenError("this Relu is too big for me", nodes=unit.nodes[0])  # not a list of names
         if self.how == "not callable":
             return 7
         return self._run

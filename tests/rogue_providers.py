@@ -296,6 +296,7 @@ RUNS = {
     "error: another is blamed": fails_as("KernelError", provider="cpu"),
     "error: the session was closed": fails_as("SessionClosedError"),
     "error: a death": fails_as("WorkerDiedError", signal="SIGSEGV", provider="cpu"),
+    "error: a claim on other nodes": fails_as("ClaimBrokenError", nodes=["n9", ["n0"]], reason="no"),
     "error: an edge of nobody": fails_as("BrokenEdgeError", value="v", board=77, edge=0, reason="so"),
     "error: an edge in words": fails_as("BrokenEdgeError", value=3, board="b", edge=[], reason=None),
     "error: an edge that is right": fails_as("BrokenEdgeError", value="y", board=1, edge=0, reason="so"),

@@ -252,8 +252,9 @@ def test_what_goes_wrong_before_a_run_is_typed(how: str, error: type[Exception],
         InferenceSession(chain("Relu"), providers=[(own("Wrong"), {"how": how})])
 
 
-def test_a_unit_that_does_not_compile_goes_to_the_next_claimant() -> None:
-    with InferenceSession(chain("Relu", "Neg"), providers=[(own("Wrong"), {"how": "compile"}), "cpu"]) as session:
+@pytest.mark.parametrize("how", ["compile", "compile, of a node"])
+def test_a_unit_that_does_not_compile_goes_to_the_next_claimant(how: str) -> None:
+    with InferenceSession(chain("Relu", "Neg"), providers=[(own("Wrong"), {"how": how}), "cpu"]) as session:
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], -relu(X))
         report = session.placement()
     assert {one.provider for one in report.nodes} == {"cpu"}

@@ -229,6 +229,13 @@ def test_a_worker_speaks_for_itself_only(stage: Stage) -> None:
             assert caught.value.provider == SPEC, how
 
 
+def test_a_claim_is_taken_back_on_nodes_of_its_own_partition(stage: Stage) -> None:
+    with InferenceSession(chain("Relu", "Neg"), options=SessionOptions(fleet=stage.fleet)) as session:
+        stage.order.write_text("error: a claim on other nodes")
+        np.testing.assert_array_equal(session.run(None, {"x": BAD})[0], -relu(BAD))
+        assert [one.provider for one in session.placement().nodes] == ["cpu", "cpu"]
+
+
 def test_a_reader_that_blames_for_nothing_is_blamed(stage: Stage) -> None:
     with stage.open(chain("Relu")) as session:
         for how in ("error: an edge of nobody", "error: an edge in words", "error: an edge that is right"):
