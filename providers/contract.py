@@ -135,8 +135,9 @@ class Unit:
     `outputs` those that must be returned: what somebody reads (without any, a callable is not called), `constants`
     every constant that a node or body reads, `constant_nodes` the nodes made of constants only that this unit computes
     for itself, once, in `compile` (only with `merge = True`). `optimization` is 'none' (as written), 'basic'
-    (bit-equal) or 'all' (within tolerance). `model` is the ONNX form of the whole model, for a provider with
-    `wants_model = True`: `unit.model.cut(unit.nodes, unit.inputs, unit.outputs)`.
+    (bit-equal) or 'all' (within tolerance). `opsets`: domain -> version of the model. `model` is the
+    ONNX form of the whole model, for a provider with `wants_model = True`: `unit.model.cut(unit.nodes, unit.inputs,
+    unit.outputs)`.
     """
 
     nodes: tuple[Node, ...]

@@ -246,8 +246,8 @@ class RunOptions(RunAttributes):
 class ProviderSpec(Options):
     """One provider of a session or fleet: its kind, and how its worker process is started.
 
-    - `kind`: 'cpu', 'null', 'chaos', 'ort', 'ort:NAME', 'package.module:Class', 'file.py:Class'; a trailing ':n' tells
-      instances apart.
+    - `kind`: 'cpu', 'null', 'chaos', 'ort', 'ort:NAME', 'NAMEExecutionProvider', 'package.module:Class',
+      'file.py:Class'; a trailing ':n' tells instances apart.
     - `name`: replaces the string in pins and reports. `env`: environment variables of the worker.
     - `threads`: CPU threads, None for all usable cores; with strategy 'pipeline' or 'replicate' the session's workers
       share those evenly.
@@ -267,10 +267,10 @@ class ProviderSpec(Options):
     - `debug`: the worker may leave a core dump, has no deadline for its start, claims, loading and partitions, and
       writes to this process's standard output and error instead of `logging`. With `wrap` it has its standard input
       too.
-
     - `python`: another interpreter, or the folder of a virtual environment, that runs the worker. It needs Python 3.10
-      or newer and numpy there, and nothing else; Outrider comes along. A provider that is not ours is found on that
-      environment's path. PYTHONPATH and PYTHONHOME of this process are not passed on, those in `env` are.
+      or newer and numpy there (`cpu` a NumPy 2), and nothing else; Outrider comes along. A provider that is not ours
+      is found on that environment's path. PYTHONPATH and PYTHONHOME of this process are not passed on, those in `env`
+      are.
 
     `outrider.scheduler.specs.parse_provider` checks and completes `kind`.
     """

@@ -57,13 +57,14 @@ class InferenceSession(Explained):
         with InferenceSession("model.onnx", providers=["my_provider.py:MyProvider", "cpu"]) as session:
             outputs = session.run(None, {"x": array})
 
-    `model`: path, bytes or ModelProto. `providers`: in priority order, 'cpu', 'null', 'ort', 'package.module:Class',
-    'file.py:Class', any of them with '?key=value&...' or in a pair with a dict of its options, or a ProviderSpec; None
-    means what OUTRIDER_PROVIDERS lists, else ["cpu"] (`outrider.scheduler.specs`).
+    `model`: path, bytes or ModelProto. `providers`: in priority order, 'cpu', 'null', 'chaos', 'ort', 'ort:NAME',
+    'package.module:Class', 'file.py:Class', any of them with '?key=value&...' or in a pair with a dict of its options,
+    or a ProviderSpec; None means what OUTRIDER_PROVIDERS lists, else ["cpu"] (`outrider.scheduler.specs`).
     `sess_options` (onnxruntime's position) or `options`: a SessionOptions. Raises the errors of options and
     providers, then those of the model, before any process starts; then ProviderUnavailableError, UnsupportedOpError,
-    PinDeclinedError, ClaimBrokenError and their kin. A context manager; `close` is idempotent, and results stay valid
-    after it. Pickled, a session from a path is made anew from that path where it is unpickled.
+    PinDeclinedError, HeterogeneousPlacementRequiredError, ClaimBrokenError and their kin. A context manager; `close` is
+    idempotent, and results stay valid after it. Pickled, a session from a path is made anew from that path where it is
+    unpickled.
     """
 
     @accepts(path_or_bytes="model")
@@ -370,7 +371,7 @@ class InferenceSession(Explained):
         return placement_report(self._runner.replicas, self._resources.workers, self._fleet)
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}."""
+        """provider -> {state, incarnation, deaths, quarantined, versions}, see `Fleet.health`."""
         check_fork(self._resources.pid)
         return self._fleet.health()
 

@@ -5,7 +5,7 @@
 | `cpu`, `null`, `chaos` | a provider of this package |
 | `ort`, `ort:NAME` | ONNX Runtime with its CPU execution provider, or another one |
 | `package.module:Class` | a class that the worker imports |
-| `file.py:Class` | a class in a file; the path becomes absolute and must exist |
+| `file.py:Class` | a class in a file; the path becomes absolute and must exist, but with `required=False` |
 | `CPUExecutionProvider` | `cpu` |
 | any other `XExecutionProvider` | `ort:XExecutionProvider` |
 | `...:n` | instance n of any of these; `:0` is the first and left out |
@@ -110,7 +110,8 @@ def parse_list(text: str, provider_options: Any = None) -> list[ProviderSpec]:
 
 
 def parse_provider(entry: Any) -> ProviderSpec:
-    """One entry of `providers=` as a ProviderSpec whose `kind` is canonical and whose `display` is the entry's string.
+    """One entry of `providers=` as a ProviderSpec whose `kind` is canonical and whose `display` is its name, else what
+    the entry has before '?' in its short form.
 
     Raises InvalidOptionError, UnknownProviderError (the name of nothing), UnsupportedOptionError (not built yet).
     """

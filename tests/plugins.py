@@ -39,7 +39,7 @@ def skip_if_unreachable() -> None:
 
 @cache
 def ggml() -> Plugin:
-    """ggml as an execution provider. It writes weights down to float16: results differ by up to 4e-4."""
+    """ggml as an execution provider. It keeps weights as float16, unless its option `weights` is `f32`."""
     requirements = ["onnxruntime-ggml==0.2.0", "onnxruntime==1.30.0", "numpy>=2"]
     return _plugin("ggml", requirements, "onnxruntime_ggml/lib/libonnxruntime_ggml.so")
 

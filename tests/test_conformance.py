@@ -292,7 +292,10 @@ def test_a_wrong_provider_and_what_is_expected_of_it(run: Callable[..., tuple[in
     code, out, _ = run(f"{FILE}:Five", *cases, "--deadline", "2", "--expect", known)
     assert code == 0 and "expected HANG" in out
     code, out, _ = run(f"{FILE}:Sound", *cases, "--expect", known)
-    assert code == 1 and "ends otherwise" not in out
+    told = " ".join(out.split())
+    assert code == 1 and "2 surprises" in told
+    for kind, name in (("HANG", "Exp"), ("ERROR", "Erf")):
+        assert f"own/{name}-float32 UNSUPPORTED, and is listed as {kind}" in told
 
 
 def test_values_do_not_count_with_shapes_only(run: Callable[..., tuple[int, str, str]]) -> None:

@@ -76,11 +76,11 @@ def test_a_wrongly_declared_shape_gives_a_place_that_may_be_left_alone() -> None
 
 
 def test_an_unknown_shape_has_no_place() -> None:
-    made = model([node("Relu", "x", "y")], [tensor("x", ["N", "M"])], [tensor("y", ["N", "K"])])
+    made = model([node("Relu", "x", "y")], [tensor("x", [None, 4])], [tensor("y", [None, 4])])
     same = model([node("Relu", "x", "y")], [tensor("x", ["N", "N"])], [tensor("y", ["N", "N"])])
     with InferenceSession(made, providers=[kit("IntoPlaces")]) as session:
         np.testing.assert_array_equal(session.run(None, {"x": X})[0], relu(X))
-        assert told(session, "IntoPlaces")["copies"] in (0, 1)  # inference may know better
+        assert told(session, "IntoPlaces")["copies"] == 1
     with InferenceSession(same, providers=[kit("IntoPlaces")]) as session:
         np.testing.assert_array_equal(session.run(None, {"x": X[:2, :2]})[0], relu(X[:2, :2]))
         assert told(session, "IntoPlaces")["copies"] == 0
@@ -415,9 +415,7 @@ class Kept:
 
     def calls(self, *operators: str, name: str = "Keeping", rows: tuple[int, ...] = (3,), **options: Any) -> list[str]:
         self.log.write_text("")
-        spec = (kit(name), {"log": str(self.log), **options})
-        level = SessionOptions(optimization=options.pop("level", "all"))
-        with InferenceSession(chain(*operators), providers=[spec], options=level) as session:
+        with InferenceSession(chain(*operators), providers=[(kit(name), {"log": str(self.log), **options})]) as session:
             for count in rows:
                 expected = X[:count]
                 for one in operators:

@@ -353,9 +353,8 @@ def test_missing_input(session):
     ids=["unknown name", "dtype", "rank", "dimension", "None"],
 )
 def test_bad_feed(session, wrong):
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(Exception):  # noqa: B017 (onnxruntime's has no other base)
         session.run(None, wrong)
-    assert isinstance(caught.value, Exception)
     np.testing.assert_allclose(session.run(["y"], {"x": X})[0], Y, rtol=1e-6)  # it goes on
 
 

@@ -54,7 +54,7 @@ def test_each_fault_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_hangs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = tried(capsys, "contract/empty/Tanh", deadline=8)
+    code, found = tried(capsys, "contract/empty/Tanh", deadline=3)
     assert code == 1
     (one,) = [case for name, case in found.items() if name == "contract/empty/Tanh"]
     assert one["kind"] == "HANG" and "in tanh" in one["detail"]

@@ -5,8 +5,8 @@ It is for tests of what a program does when a provider crashes, hangs, lies or l
     providers=[("chaos", {"fault": "sigsegv", "at": 3, "claims": ["Relu"]}), "cpu"]
 
 computes all nodes rightly, Relu in a worker of chaos, and that worker reads a null pointer when its first Relu runs for
-the third time. What can be ordered, and when it happens, is in `options.py`; README.md has the table of faults. Without
-a fault it is the `cpu` provider, or whichever its option `provider` names, one unit per claim.
+the third time. What can be ordered, and when it happens, is in `options.py`; docs/chaos.md has the table of faults.
+Without a fault it is the `cpu` provider, or whichever its option `provider` names, one unit per claim.
 """
 
 from __future__ import annotations
