@@ -125,7 +125,6 @@ class Worker:
                 os.getpid(),
                 boot["incarnation"],
                 self.traits.merge,
-                self.traits.per_signature,
                 self.traits.wants_model,
                 self.traits.plain(),
                 versions,

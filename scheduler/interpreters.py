@@ -6,9 +6,9 @@ A worker there has that environment's packages and none of ours: it needs numpy,
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import json
+import logging
 import os
 import selectors
 import signal
@@ -21,6 +21,8 @@ from time import monotonic
 from outrider.providers.contract import ProviderUnavailableError
 from outrider.scheduler.carried import prepare
 from outrider.scheduler.options import ProviderSpec
+
+log = logging.getLogger("outrider.fleet")
 
 OLDEST = (3, 10)
 COMPILE_SECONDS = 60.0
@@ -130,8 +132,10 @@ def _fault(given: str, path: str, spec: ProviderSpec, seconds: float) -> str | N
         return f"python={given!r} is Python {version}; a worker needs {'.'.join(map(str, OLDEST))} or newer"
     if not found.numpy:
         return f"python={given!r} (Python {version}) has no numpy, all that a worker needs; install it there"
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # then workers compile for themselves
+    try:
         prepare(path, found.magic, lambda words, fds: _run([path, *words], env, COMPILE_SECONDS, fds))
+    except (OSError, subprocess.TimeoutExpired) as error:  # then workers compile for themselves
+        log.info("Outrider is not compiled for %s: %s", path, str(error))
     return None
 
 

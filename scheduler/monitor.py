@@ -50,6 +50,7 @@ DEATH_MILLISECONDS = 250  # between the end of a process's descriptors and that 
 LONGEST = 86400.0  # seconds that it blocks
 FULL_SECONDS = 5.0  # a worker that takes no messages for so long hangs
 LAST_READS = 32  # of 64 KiB: more than a pipe holds
+LAST_MESSAGES = 512  # more than a socket pair holds, where the system has Linux's default of 212 kB
 
 
 class Monitor(threading.Thread):
@@ -406,10 +407,11 @@ class Monitor(threading.Thread):
         code = one.process.wait()
         self._unwatch(one.pidfd)
         one.pidfd = -1
-        while self._receive_from_pair(one):  # what it said last
-            pass
+        for _ in range(LAST_MESSAGES):  # what it said last; a grandchild may keep its end open, and speak for ever
+            if not self._receive_from_pair(one):
+                break
         self._close_pair(one)
-        for _ in range(LAST_READS):  # what it wrote last; a grandchild may keep the pipe open, and write for ever
+        for _ in range(LAST_READS):  # what it wrote last, as above
             if one.output_fd not in self._watched or not self._read_output(one):
                 break
         if one.output_fd in self._watched:

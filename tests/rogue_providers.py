@@ -95,7 +95,7 @@ OPERATORS = {
 START = {
     "start: another protocol": lambda: say(msgpack.packb({"type": "Hello", "protocol": 99})),
     "start: deaf": lambda: close_descriptors(),
-    "start: another incarnation": lambda: say(messages.Hello(os.getpid(), 7, False, False, False, {}, {})),
+    "start: another incarnation": lambda: say(messages.Hello(os.getpid(), 7, False, False, {}, {})),
 }
 
 ONE = {"nodes": [0], "reference": False, "cost": None}
@@ -281,7 +281,7 @@ RUNS = {
         msgpack.packb({"type": "Unloaded", "session": 1, "more": 1, "protocol": messages.PROTOCOL})
     ),
     "our own message": lambda: say(messages.Stop()),
-    "hello again": lambda: say(messages.Hello(os.getpid(), 1, True, False, False, {}, {})),
+    "hello again": lambda: say(messages.Hello(os.getpid(), 1, True, False, {}, {})),
     "start failed": lambda: say(messages.StartFailed(1, "too late", "")),
     "an answer to nothing": lambda: say(messages.Stats(12345, {})),
     "claims again": lambda: say(messages.Claims(1, 1, [], [], None)),

@@ -46,7 +46,6 @@ class Hello:
     pid: int
     incarnation: int
     merge: bool
-    per_signature: bool
     wants_model: bool
     declares: dict[str, Any]
     versions: dict[str, str]
