@@ -2,10 +2,9 @@
 
 A state lies in the cache folder under a key made of all that it may depend on: the files and names of the provider's
 class and its bases, its `version`, options, device and threads; the interpreter, NumPy and the CPU; the unit with the
-contents of its constants, the optimization level, and the dtypes and shapes that it was compiled for. A file begins
-with a digest of what follows, so a damaged one counts as not there. While a state is loaded a marker beside it names
-the process: if that is gone, it died of it, and the state is dropped. At most `MOST` states and `MOST_BYTES` are kept,
-those used last.
+contents of its constants, the optimization level, and the dtypes and shapes that it was compiled for. A damaged file
+counts as not there. While a state is loaded a marker beside it names the process: if that is gone, it died of it, and
+the state is dropped. At most `MOST` states and `MOST_BYTES` are kept, those used last.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from outrider.providers.wire import lasting
 
 MOST = 512
 MOST_BYTES = 2 << 30
-MAGIC = b"outrider compiled state 1\n"
 
 log = logging.getLogger("outrider.worker")
 
@@ -57,12 +55,8 @@ class States:
                 log.warning("a compiled state is dropped: a worker died while it loaded %s", path)
                 lasting.remove(marker)
                 lasting.remove(path)
-        found = lasting.read_bytes(path)
-        state = None if found is None else _checked(found)
+        state = lasting.read_checked(path)
         if state is None:
-            if found is not None:
-                log.warning("a compiled state is dropped: %s is damaged", path)
-                lasting.remove(path)
             yield None
             return
         marker = f"{path}.{os.getpid()}"
@@ -82,7 +76,7 @@ class States:
         if len(state) > MOST_BYTES:
             log.warning("a compiled state of %d bytes is not kept: %d are the most", len(state), MOST_BYTES)
             return False
-        kept = lasting.write_bytes(self._path(key), MAGIC, hashlib.blake2b(state).digest(), state)
+        kept = lasting.write_checked(self._path(key), state)
         if kept:
             lasting.bound(self._folder, ".state", MOST, MOST_BYTES)
         return kept
@@ -136,13 +130,6 @@ def _feed(update: Callable[[Any], None], item: Any) -> None:
     else:
         data = item if isinstance(item, bytes) else repr(item).encode(errors="backslashreplace")
         update(f"{type(item).__name__} {len(data)} ".encode() + data)
-
-
-def _checked(found: bytes) -> memoryview | None:
-    size = hashlib.blake2b().digest_size
-    state = memoryview(found)[len(MAGIC) + size :]
-    digest = found[len(MAGIC) : len(MAGIC) + size]
-    return state if found.startswith(MAGIC) and hashlib.blake2b(state).digest() == digest else None
 
 
 def _lives(process: str) -> bool:

@@ -20,7 +20,7 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from outrider.providers.wire.lasting import bound, cache_folder, read_bytes, write_bytes
+from outrider.providers.wire.lasting import bound, cache_folder, read_checked, write_checked
 from outrider.shm.segment import sealed
 
 log = logging.getLogger("outrider.cache")
@@ -28,7 +28,6 @@ log = logging.getLogger("outrider.cache")
 _PACKAGES = ("providers", "shm")
 _MSGPACK = ("__init__", "exceptions", "ext", "fallback")
 MOST = 8  # zips that are kept
-_DIGEST = 32  # bytes
 # For the interpreter elsewhere. Flag 1: bytecode that is not compared with its source, which cannot change.
 _COMPILE = """
 import marshal, struct, sys, zipfile
@@ -58,11 +57,10 @@ def prepare(python: str, magic: str, run: Callable[[list[str], list[int]], tuple
     if magic in _compiled or folder is None:
         return
     path = os.path.join(folder, "carried", f"{hashlib.sha256(_zip()).hexdigest()[:24]}-{magic}.zip")
-    kept = read_bytes(path) or b""
-    digest, found = kept[:_DIGEST], kept[_DIGEST:]  # a zip may have something in front
-    if hashlib.sha256(found).digest() != digest:
+    found = bytes(read_checked(path) or b"")
+    if not found:
         found = _compile(run)
-        if not found or not write_bytes(path, hashlib.sha256(found).digest(), found):
+        if not found or not write_checked(path, found):
             return
         bound(os.path.dirname(path), ".zip", MOST)
     _compiled[magic] = found

@@ -8,6 +8,7 @@ processes that write at once leave one whole file.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import tempfile
@@ -61,6 +62,25 @@ def write_bytes(path: str, *chunks: bytes | memoryview) -> bool:
         log.info("%s is not kept: %s", path, str(error))
         return False
     return True
+
+
+def write_checked(path: str, content: bytes) -> bool:
+    """`write_bytes` with a digest in front, by which `read_checked` tells whether it is whole."""
+    return write_bytes(path, hashlib.blake2b(content).digest(), content)
+
+
+def read_checked(path: str) -> memoryview | None:
+    """What `write_checked` wrote; None if there is nothing. A file that is damaged is removed, with a warning."""
+    found = read_bytes(path)
+    if found is None:
+        return None
+    size = hashlib.blake2b().digest_size
+    content = memoryview(found)[size:]
+    if hashlib.blake2b(content).digest() == found[:size]:
+        return content
+    log.warning("%s is damaged and is removed", path)
+    remove(path)
+    return None
 
 
 def remove(path: str) -> None:
