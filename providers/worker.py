@@ -398,8 +398,6 @@ def main(boot: dict[str, Any], path: list[str] | None, refused: str | None) -> N
     `boot`: the boot record. `path`: the coordinator's `sys.path`, for a provider that is not ours; None in another
     environment. `refused`: why the process cannot be bounded as its spec says, which ends it.
     """
-    if path is not None and boot["kind"] not in BUILT_IN:
-        sys.path[:] = path
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a provider printed must not be lost when it crashes
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -407,6 +405,8 @@ def main(boot: dict[str, Any], path: list[str] | None, refused: str | None) -> N
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     worker = Worker(boot, refused)
+    if path is not None and boot["kind"] not in BUILT_IN:  # now that all of ours is imported: see `launch.py`
+        sys.path[:] = path
     worker.start()
     worker.loop()
     worker.close()
