@@ -68,10 +68,8 @@ def refusal(providers: list[Any], **options: Any) -> str:
 @pytest.mark.parametrize(
     "version",
     [
-        pytest.param(
-            one, marks=pytest.mark.skipif(not pythons(one), reason=f"there is no Python {one} beside this one")
-        )
-        for one in ("3.10", "3.13")
+        pytest.param(one, marks=pytest.mark.skipif(not pythons(one), reason=reason))
+        for one, reason in {"3.10": "there is no Python 3.10", "3.13": "there is no Python 3.13"}.items()
     ],
 )
 def test_every_python_from_3_10_runs_ours_and_theirs_beside_each_other(version: str) -> None:
