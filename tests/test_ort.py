@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -137,7 +138,6 @@ def test_what_onnxruntime_runs_of_the_backend_suite_runs_here(fleet: outrider.Fl
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8e4m3fn", "float8e5m2"])
 def test_types_that_numpy_lacks_arrive_by_their_number(fleet: outrider.Fleet, dtype: str) -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
     kind = {"bfloat16": "bfloat16", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}[dtype]
     cast = model(
         [node("Cast", "x", "c", name="there", to=NUMBER[dtype]), node("Cast", "z", "y", name="back", to=1)],
