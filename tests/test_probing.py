@@ -22,6 +22,7 @@ from outrider.scheduler.probing import probed
 from outrider.scheduler.provider_file import provider_file
 from outrider.scheduler.verdicts import Verdict, counts, kept_seconds
 from outrider.tools.cli import main
+from tests import rogue_providers as rogue
 from tests.builders import chain
 from tests.leaks import worker_pids
 
@@ -281,6 +282,14 @@ def test_the_doctor_tells_how_a_provider_fails(place: Place, capsys: pytest.Capt
     refused(place.spec(claim="crash"))
     place.file.write_text(SOURCE.replace("os.abort()", "pass"))
     assert doctor(capsys, f"{place.text()}&claim=crash")[0] == 0
+
+
+def test_the_doctor_bears_with_whatever_a_worker_says(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "order").write_text("claim: error without a type")
+    code, out, _ = doctor(capsys, f"{rogue.__file__}:Rogue?order={tmp_path / 'order'}")
+    assert code == 3 and "FAILS        claim() raised None: 3" in out
 
 
 def test_the_doctor_probes_in_spite_of_a_verdict(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from outrider.providers.wire.failures import text_of
 from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.errors import OutriderError
 from outrider.scheduler.options import ProviderSpec, SessionOptions
@@ -142,8 +143,8 @@ def _answered(
     for one, answer in zip(shown, answers, strict=False):
         if answer.error is not None:
             if error is None:
-                error = f"claim() raised {answer.error['type']}: {answer.error['message']}"
-                traceback = answer.error["traceback"]
+                error = f"claim() raised {answer.error.get('type')}: {answer.error.get('message')}"
+                traceback = text_of(answer.error.get("traceback") or "")
             continue
         try:
             said.add(0, worker.name, one, answer)
