@@ -19,10 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 from outrider import __version__
 from outrider.scheduler.checked import invalid_option
 from outrider.scheduler.options import ProviderSpec
-from outrider.scheduler.specs import target
+from outrider.scheduler.specs import CPU_PROVIDER, SUFFIX, parse_provider, target
 
-SUFFIX = "ExecutionProvider"
-CPU = "CPUExecutionProvider"
 ARENA = ("arena_extend_strategy", "use_arena")  # options of it that make no difference to results
 PROBE_SECONDS = 60.0  # that onnxruntime may take to be imported
 _SEVERITIES = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
@@ -57,9 +55,8 @@ def names_given(providers: Sequence[Any] | None, specs: Sequence[ProviderSpec]) 
         text = entry[0] if isinstance(entry, tuple) and entry else entry
         if isinstance(text, str):
             given = text.partition("?")[0].strip()
-            head, _, instance = given.partition(":")
-            if head.endswith(SUFFIX):
-                ours = ("cpu" if head == CPU else f"ort:{head}") + (f":{instance}" if instance.strip("0") else "")
+            if given not in names and given.partition(":")[0].endswith(SUFFIX):
+                ours = parse_provider(given).display
                 if ours in names:
                     names[ours] = given
     return names
@@ -84,7 +81,7 @@ def without_arena(providers: Any, provider_options: Any) -> tuple[Any, Any]:
 
 
 def _is_cpu(entry: Any) -> bool:
-    return isinstance(entry, str) and entry.strip() == CPU
+    return isinstance(entry, str) and entry.strip() == CPU_PROVIDER
 
 
 def _plain(options: Any) -> Any:
@@ -110,7 +107,7 @@ def _computes_on_cpu(spec: ProviderSpec) -> bool:
     where, options = target(spec.kind), spec.options
     if where.kind != "ort":
         return where.kind == "cpu"
-    if where.part == CPU or not (where.part or "library" in options):
+    if where.part == CPU_PROVIDER or not (where.part or "library" in options):
         return True
     return str(options.get("cpu_fallback", False)).lower() not in ("false", "0")
 
@@ -119,8 +116,8 @@ def _computes_on_cpu(spec: ProviderSpec) -> bool:
 class _Installed:
     """What the onnxruntime beside us offers."""
 
-    available: tuple[str, ...] = (CPU,)
-    known: tuple[str, ...] = (CPU,)
+    available: tuple[str, ...] = (CPU_PROVIDER,)
+    known: tuple[str, ...] = (CPU_PROVIDER,)
     device: str = "CPU"
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 
 from outrider.scheduler.options import ProviderSpec
-from outrider.scheduler.specs import target
+from outrider.scheduler.specs import CPU_PROVIDER, target
 
-_ORT_OWN = ("", "CPUExecutionProvider")  # what `ort` and `ort:NAME` name that is ONNX Runtime's own code
+_ORT_OWN = ("", CPU_PROVIDER)  # what `ort` and `ort:NAME` name that is ONNX Runtime's own code
 _ORT_LIBRARIES = ("library", "custom_ops")  # options of `ort` that are paths
 
 

@@ -38,6 +38,8 @@ from outrider.scheduler.errors import (
 from outrider.scheduler.options import ProviderSpec
 
 VARIABLE = "OUTRIDER_PROVIDERS"
+SUFFIX = "ExecutionProvider"  # of onnxruntime's names
+CPU_PROVIDER = "CPUExecutionProvider"
 BUILT_IN = ("cpu", "null", "chaos", "ort")
 _NOT_BUILT = {  # -> what there is instead
     "cuda": "; ONNX Runtime's is CUDAExecutionProvider",
@@ -198,10 +200,10 @@ def split_instance(kind: str) -> tuple[str, int]:
 
 def _checked(spec: ProviderSpec) -> ProviderSpec:
     base, instance = split_instance(spec.kind)
-    if base == "CPUExecutionProvider":
+    if base == CPU_PROVIDER:
         base = "cpu"
     word, colon, part = base.partition(":")
-    if word.endswith("ExecutionProvider") and not colon:
+    if word.endswith(SUFFIX) and not colon:
         base, word, colon, part = f"ort:{word}", "ort", ":", word
     if word in _NOT_BUILT:
         others = f"there are {', '.join(BUILT_IN)} and your own classes{_NOT_BUILT[word]}."

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from outrider.scheduler import errors
 from outrider.scheduler.differences import ABSENT
-from outrider.scheduler.dropin import ARENA, CPU
+from outrider.scheduler.dropin import ARENA
 from outrider.scheduler.dropin_options import ENTRIES, INDIFFERENT, ONLY, RUN_ENTRIES
+from outrider.scheduler.specs import CPU_PROVIDER
 
 PAGE = Path(__file__).resolve().parent.parent / "differences.md"
 
@@ -150,7 +151,7 @@ def page() -> str:
     lines += ["", "## Options", ""]
     lines += ["These attributes may have any value, since it makes no difference to results, and none here:", ""]
     lines += [f"- `{kind}`: {', '.join(f'`{name}`' for name in names)}" for kind, names in INDIFFERENT.items()]
-    lines += [f"- options of `{CPU}`: {', '.join(f'`{name}`' for name in ARENA)}"]
+    lines += [f"- options of `{CPU_PROVIDER}`: {', '.join(f'`{name}`' for name in ARENA)}"]
     lines += ["", ORT]
     lines += ["", "Of these only one value can be had:", "", "| `SessionOptions` | value | because |", "|---|---|---|"]
     lines += [f"| `{name}` | `{value!s}` | {reason.rstrip('.')} |" for name, (value, reason) in ONLY.items()]
