@@ -373,6 +373,22 @@ def test_what_fails_in_its_first_run_goes_to_the_next_provider() -> None:
         assert reason == "onnxruntime took it and cannot run it: no such shape here"
 
 
+def test_what_has_run_once_is_not_taken_back_for_bad_data() -> None:
+    made = model(
+        [node("Gather", "x i", "y", name="gather")],
+        [tensor("x", ["N"]), tensor("i", ["M"], TensorProto.INT64)],
+        [tensor("y", ["M"])],
+    )
+    x = np.arange(3, dtype=np.float32)
+    with outrider.InferenceSession(made, providers=pretended("Choosy", "ort")) as session:
+        np.testing.assert_array_equal(session.run(None, {"x": x, "i": np.array([2, 0])})[0], [2, 0])
+        elsewhere = session.empty("i", [2])  # another place, which is bound anew
+        elsewhere[:] = 0, 99
+        with pytest.raises(KernelError, match="gather"):
+            session.run(None, {"x": x, "i": elsewhere})
+        assert shares(session) == {"gather": "Choosy"}
+
+
 def test_what_it_leaves_to_the_cpu_provider_may_be_taken_too() -> None:
     with outrider.InferenceSession(mlp(), providers=pretended("Choosy", cpu_fallback="true")) as session:
         assert set(shares(session).values()) == {"Choosy"}

@@ -106,9 +106,10 @@ class OrtProgram(Program):
             isinstance(item, np.ndarray) and is_tensor(value.dtype) and value.dtype != "string"
             for value, item in zip(self._unit.inputs, inputs, strict=True)
         )
+        proven = not self._fragile or tuple(came) in self._shapes
         if not (addressed and all(map(_is_plain, self._types.values()))):
-            return self._told(self._by_value)
-        return self._told(self._told(lambda given: self._bound(given, symbols, place))(inputs))
+            return self._told(self._by_value, proven)
+        return self._told(self._told(lambda given: self._bound(given, symbols, place), proven)(inputs), True)
 
     def _unshaped(self) -> OrtProgram:
         """The same unit for inputs of any shape: what its inputs were declared as is not true."""
@@ -229,9 +230,11 @@ class OrtProgram(Program):
         return item
 
     # Failures ------------------------------------------------------------------------------------------------------
-    def _told(self, run: Callable[[Sequence[Any]], _Result]) -> Callable[[Sequence[Any]], _Result]:
-        """The callable with failures that say which node it was."""
-        proven = not self._fragile
+    def _told(self, run: Callable[[Sequence[Any]], _Result], proven: bool) -> Callable[[Sequence[Any]], _Result]:
+        """The callable with failures that say which node it was.
+
+        `proven`: the execution provider has run these shapes before, so that a failure takes no claim back.
+        """
 
         def call(inputs: Sequence[Any]) -> _Result:
             nonlocal proven
