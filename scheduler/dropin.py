@@ -38,6 +38,10 @@ def accepts(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         def called(*args: _P.args, **keywords: _P.kwargs) -> _R:
             for theirs, ours in renamed.items():
                 if theirs in keywords:
+                    if ours in keywords:
+                        raise TypeError(
+                            f"{method.__qualname__}() got {ours!r} and {theirs!r}, two names of one argument"
+                        )
                     keywords[ours] = keywords.pop(theirs)
             return method(*args, **keywords)
 

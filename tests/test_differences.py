@@ -150,6 +150,11 @@ def test_what_is_there_is_called_in_the_same_way(where: str) -> None:
 
 
 @pytest.mark.fast
+def test_one_argument_under_both_names_is_refused() -> None:
+    with pytest.raises(TypeError, match="'model' and 'path_or_bytes', two names of one argument"):
+        outrider.InferenceSession(model=RELU, path_or_bytes=RELU)  # type: ignore[call-arg]
+
+
 def test_a_fault_of_form_is_found() -> None:
     def theirs(name: str, device: str = "cpu") -> None: ...
 
