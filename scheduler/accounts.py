@@ -210,7 +210,8 @@ def session_stats(runner: Runner, workers: Sequence[Worker], fleet: Fleet) -> di
         copies += mine.get("copies", 0)
         copied += mine.get("copied_bytes", 0)
         allocated += mine.get("allocated_bytes", 0)
-        providers[worker.name] = {**told.get("provider", {}), **mine}
+        versions = {} if worker.hello is None else dict(worker.hello.versions)
+        providers[worker.name] = {**told.get("provider", {}), **mine, "versions": versions}
     first = runner.replicas[0]
     per_partition = [one for replica in runner.replicas for one in _per_partition(replica, served)]
     stats = {

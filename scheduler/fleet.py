@@ -140,10 +140,7 @@ class Fleet:
         return self._workers.closed
 
     def health(self) -> dict[str, dict[str, Any]]:
-        """provider -> {state, incarnation, deaths, quarantined}, see `health.told`.
-
-        `spare`: the state of its spare. `versions`: those of Python, numpy and pyzmq that its worker runs with.
-        """
+        """provider -> {state, incarnation, deaths, quarantined}: see `health.told`; `spare`: the state of its spare."""
         check_fork(self._workers.pid)
         found: dict[str, dict[str, Any]] = {}
         now = time.monotonic()
@@ -159,14 +156,12 @@ class Fleet:
                 now=now,
                 reason=reason,
             )
-            if worker.hello is not None:
-                found[worker.name]["versions"] = dict(worker.hello.versions)
             if worker.spare is not None:
                 found[worker.name]["spare"] = worker.spare.life.state
         return found
 
     def versions(self) -> dict[str, dict[str, str]]:
-        """provider -> versions that its worker reported."""
+        """provider -> versions of Python, numpy and what else its worker reports that it runs with."""
         return {worker.name: dict(worker.hello.versions) for worker in self.workers if worker.hello is not None}
 
     # The session's side ---------------------------------------------------------------------------------------------
