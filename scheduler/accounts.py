@@ -210,8 +210,9 @@ def session_stats(runner: Runner, workers: Sequence[Worker], fleet: Fleet) -> di
         copies += mine.get("copies", 0)
         copied += mine.get("copied_bytes", 0)
         allocated += mine.get("allocated_bytes", 0)
-        versions = {} if worker.hello is None else dict(worker.hello.versions)
-        providers[worker.name] = {**told.get("provider", {}), **mine, "versions": versions}
+        providers[worker.name] = {**told.get("provider", {}), **mine}
+        if told and worker.hello is not None:
+            providers[worker.name]["versions"] = dict(worker.hello.versions)
     first = runner.replicas[0]
     per_partition = [one for replica in runner.replicas for one in _per_partition(replica, served)]
     stats = {

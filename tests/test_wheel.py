@@ -109,7 +109,8 @@ import json, sys
 import outrider
 
 with outrider.InferenceSession(sys.argv[1], providers=[outrider.ProviderSpec("cpu", python=sys.argv[2])]) as session:
-    print(json.dumps([session.stats()["providers"]["cpu"]["compiled"], session.stats()["providers"]["cpu"]["versions"]]))
+    told = session.stats()["providers"]["cpu"]
+    print(json.dumps([told["compiled"], told["versions"]]))
 """
 
 
