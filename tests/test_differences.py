@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import logging
 import os
 import re
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +48,16 @@ MAKE = _make()
 
 # Names --------------------------------------------------------------------------------------------------------------
 def public(of: Any) -> set[str]:
-    return {name for name in dir(of) if not name.startswith("_")}
+    names = module_names() if of is onnxruntime else dir(of)
+    return {name for name in names if not name.startswith("_")}
+
+
+@cache
+def module_names() -> list[str]:
+    """The names in a fresh process: whoever imports `onnxruntime.quantization` adds one here."""
+    command = [sys.executable, "-c", "import onnxruntime, json; print(json.dumps(dir(onnxruntime)))"]
+    names: list[str] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return names
 
 
 def objects() -> dict[str, tuple[Any, Any]]:
