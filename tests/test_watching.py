@@ -25,7 +25,12 @@ SOON = 0.02
 
 
 def test_what_the_run_says_goes_before_what_the_session_says() -> None:
-    assert watch_for(RunOptions(), SessionOptions()) is None
+    assert watch_for(None, SessionOptions()) is None
+    terminated = RunOptions()
+    watch = watch_for(terminated, SessionOptions())
+    assert watch is not None and (watch.deadline, watch.stall, watch.cancelled) == (None, None, False)
+    terminated.terminate = True
+    assert watch.cancelled
     session = SessionOptions(deadline=5, partition_deadline=2)
     one = watch_for(RunOptions(), session)
     assert one is not None and one.stall is not None
