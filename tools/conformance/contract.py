@@ -380,8 +380,8 @@ def _unloaded(rig: Rig, taken: Sequence[Specimen]) -> str | None:
         with rig.beside(graph.proto) as session:
             session.run(None, graph.feeds(size))
         if loading == WARM - 1:
-            before = _held(rig.worker.pid)
-    memory, files, threads = (now - then for now, then in zip(_held(rig.worker.pid), before, strict=True))
+            before = _held(rig)
+    memory, files, threads = (now - then for now, then in zip(_held(rig), before, strict=True))
     times = LOADINGS - WARM
     grown = [f"{memory >> 20} MiB"] if memory > GROWTH else []
     grown += [f"{more} {what}" for more, what in ((files, "open files"), (threads, "threads")) if more >= times]
@@ -389,8 +389,10 @@ def _unloaded(rig: Rig, taken: Sequence[Specimen]) -> str | None:
     return told if grown else None
 
 
-def _held(pid: int) -> list[int]:
-    """What a process holds: bytes of memory, open files, threads."""
+def _held(rig: Rig) -> list[int]:
+    """What the provider's process holds: bytes of memory, open files, threads."""
+    rig.fleet.stats_of(rig.worker)  # answered after what was sent before: the session that was closed is forgotten
+    pid = rig.worker.pid
     return [memory_of(pid), *(len(os.listdir(f"/proc/{pid}/{what}")) for what in ("fd", "task"))]
 
 
