@@ -22,8 +22,6 @@ from tests.builders import chain
 from tests.gates import Gate, end, until
 from tests.interrupts import interrupted
 
-pytestmark = pytest.mark.fast
-
 OWN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py")
 ENOUGH = 60.0  # seconds; what is waited for here takes milliseconds
 X = np.array([[-2, -1, 0.5, 3]], np.float32)

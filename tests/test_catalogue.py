@@ -15,8 +15,6 @@ from tests.builders import model, node, tensor
 from tests.gates import end
 from tests.leaks import worker_pids
 
-pytestmark = pytest.mark.fast
-
 MOODY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py") + ":Moody"
 NODES = [node("Relu", "x", "r", "mine"), node("Reshape", "r s", "q", "shaper"), node("Expand", "q n", "y", "grow")]
 MODEL = model(

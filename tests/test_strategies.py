@@ -18,8 +18,6 @@ from outrider.scheduler.slots import Hold
 from tests.builders import chain, model, node, tensor
 from tests.gates import ENOUGH, end
 
-pytestmark = pytest.mark.fast
-
 OWN = str(Path(__file__).with_name("own_providers.py"))
 RNG = np.random.default_rng(3)
 X = [RNG.standard_normal((8, 32)).astype(np.float32) for _ in range(6)]

@@ -25,8 +25,6 @@ from tests.builders import chain, model, node, tensor
 from tests.gates import end
 from tests.leaks import worker_pids
 
-pytestmark = pytest.mark.fast
-
 LARGE = 1 << 15  # float32 elements: results of this size are leased, smaller ones copied
 SIZES = (6, LARGE)
 TOUCHY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own_providers.py") + ":Touchy"
