@@ -71,6 +71,9 @@ def defines(provider: Provider, method: str) -> bool:
 
 
 def _capabilities(provider: Provider, name: str) -> Capabilities:
+    earlier = getattr(provider, "accepts", None)  # of an older contract: it would be missed if nothing looked at it
+    if isinstance(earlier, (set, frozenset, list, tuple)):
+        raise _broken(name, "dtypes are declared by capabilities = Capabilities(dtypes=...)", f"accepts = {earlier!r}")
     told = provider.capabilities
     if not isinstance(told, Capabilities):
         raise _broken(name, "capabilities must be a Capabilities", repr(told))

@@ -175,6 +175,7 @@ def test_maps_are_told_apart_too() -> None:
         ({"strided": "yes"}, "strided must be True or False"),
         ({"writable": None}, "writable must be True or False"),
         ({"capabilities": ["float32"]}, "capabilities must be a Capabilities"),
+        ({"accepts": ["float32"]}, "capabilities = Capabilities"),
         ({"capabilities": {"maps": 0}}, "capabilities.maps must be True or False"),
         ({"capabilities": {"shapes": "fixed"}}, "capabilities.shapes must be one of 'any', 'ranked', 'static'"),
         ({"capabilities": {"dtypes": "float32"}}, "capabilities.dtypes must be None or a set of names"),
